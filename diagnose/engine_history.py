@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 
 
 class Recommended(Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Recommended(Struct, frozen=True, kw_only=True):
     a report adds its tier, target and engine.
     """
 
-    recommendation: Recommendation
+    recommendation: Advice
     first_s: float
     last_s: float
     outcome: str

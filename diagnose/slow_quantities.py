@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.causes.record import Term, term
 from kneewatch.rules.conditions import Condition
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import HOUR_S
 
 LEVELS = 7
@@ -93,10 +93,10 @@ EQUAL_LOAD = 0.1
 
 def goes_on(slow: SlowQuantity, late_from: float = LATE_FROM) -> Condition:
     """The condition that a quantity has moved along a line for hours and is still moving."""
-    return (Signal(slow.straight) >= STRAIGHT_FROM) & (Signal(slow.late) >= late_from)
+    return (Live(slow.straight) >= STRAIGHT_FROM) & (Live(slow.late) >= late_from)
 
 
-WORK_GROWTH = Signal(WORK.growth) / Signal(WORK.before)
+WORK_GROWTH = Live(WORK.growth) / Live(WORK.before)
 """Growth of the work over the last hours, as a share; negative if there is less work."""
 
 SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
@@ -105,4 +105,4 @@ SAME_WORK = (WORK_GROWTH <= EQUAL_LOAD).assume(unknown=True)
 def straight(slow: SlowQuantity, change: str) -> Term:
     """The evidence that a slow change follows a line."""
     text = f"a straight line explains {{value:%}} of the {change}"
-    return term(Signal(slow.straight), STRAIGHT_FROM, 0.8, text)
+    return term(Live(slow.straight), STRAIGHT_FROM, 0.8, text)

@@ -18,7 +18,7 @@ from kneewatch.diagnose.cause import Cause as Cause
 from kneewatch.diagnose.cause import Counterfactual as Counterfactual
 from kneewatch.diagnose.cause import Evidence as Evidence
 from kneewatch.diagnose.latency_split import Changed
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.rules.cascade import Stage
 from kneewatch.rules.rule import IN_BOUNDS, OK, WARNING, Finding, Severity, State
 from kneewatch.rules.wire import Figure, Internal, UnixTime, to_ms, written, written_as
@@ -170,7 +170,7 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     symptoms: Sequence[SymptomId] = written([])
     symptom_actions: Mapping[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())
     findings: Sequence[Finding] = written([])
-    recommendations: Sequence[Recommendation] = written([])
+    recommendations: Sequence[Advice] = written([])
     values: Signals = written_as("signals", {})
     unknown: Sequence[str] = written([])
     window_s: Figure = written(0.0)
@@ -219,5 +219,5 @@ class LogFailure(Struct, frozen=True):
     start."""
 
     cause: Cause
-    recommendations: tuple[Recommendation, ...]
+    recommendations: tuple[Advice, ...]
     unknown: tuple[str, ...]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.packaged import decoder, read_as
 from kneewatch.diagnose.cause import told
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value, in_document
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value, in_document
 from kneewatch.diagnose.verdict import SCHEMA, SYMPTOMS, Verdict
 from kneewatch.rules.rule import STATES, WORDS
 
@@ -42,7 +42,7 @@ class DocumentError(KneewatchError):
     """The document is not what it should be. The message names the wrong key."""
 
 
-def change_words(change: Change) -> str:
+def change_words(change: FlagChange) -> str:
     """A change as words. A flag stands with its new value, to be pasted: "--flag 128 (now
     256)"."""
     if change.after is None or change.flag.startswith("--no-"):
@@ -63,7 +63,7 @@ def _value(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def changes_words(recommendation: Recommendation) -> str:
+def changes_words(recommendation: Advice) -> str:
     return ", ".join(map(change_words, recommendation.changes))
 
 

@@ -31,7 +31,7 @@ from kneewatch.diagnose.verdict import (
     Verdict,
 )
 from kneewatch.diagnose.verdict_json import symptom_actions
-from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports import advice_text as advice
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.health import stage_known, stage_unknown
 from kneewatch.reports.lines import WIDTH, lasting, moment, printable, wrapped

@@ -19,7 +19,7 @@ from kneewatch.diagnose.fleet.verdict import (
 )
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.diagnose.verdict_json import changes_words
-from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports import advice_text as advice
 from kneewatch.reports.diagnosis_text import (
     BRIEF_NUMBERS,
     CAUSE,

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from kneewatch.rules.conditions import Check, Condition, Number, first_of, those_that_hold
 from kneewatch.rules.facts import Moment
-from kneewatch.rules.quantities import Signal, Target
+from kneewatch.rules.quantities import Live, Target
 from kneewatch.rules.rule import CRITICAL, INFO, OK, WARNING, Rule, Severity
 from kneewatch.rules.wire import Figure, UnixTime, to_ms
 
@@ -61,33 +61,33 @@ If no request is in flight, half of this time is enough.
 NEEDED = ("kv_usage_ratio", "running", "waiting", "preemption_per_s")
 """If one of these signals is missing, the stage is unknown."""
 
-STAGE = Signal("cascade_stage")
-SEVERITY = Signal("cascade_severity")
-KV_USAGE, WAITING = Signal("kv_usage_ratio"), Signal("waiting")
-QUEUE = Signal("waiting_by_capacity")
-PREEMPTED = Signal("preempted_since_scrape") > 0.0
+STAGE = Live("cascade_stage")
+SEVERITY = Live("cascade_severity")
+KV_USAGE, WAITING = Live("kv_usage_ratio"), Live("waiting")
+QUEUE = Live("waiting_by_capacity")
+PREEMPTED = Live("preempted_since_scrape") > 0.0
 
 STUCK = (KV_USAGE >= FULL_FROM_RATIO) & (QUEUE >= 1.0) & (STAGE >= 2.0)
 """Preempted requests may be stuck in the queue behind a full cache. vLLM does not count them."""
 
-BEHIND = QUEUE >= (QUEUE_SHARE_OF_RUNNING * Signal("running").otherwise(0.0)).at_least(2.0)
-OVER_TARGET = Signal("ttft_p99_s") > Target("ttft_p99_s")
-LEFT_BASELINE = ~Target("ttft_p99_s").known & (Signal("ttft_p99_drift_ratio") > TTFT_DRIFT)
-QUEUED = (WAITING >= 1.0) & (Signal("waiting_avg") >= QUEUED_FROM)
+BEHIND = QUEUE >= (QUEUE_SHARE_OF_RUNNING * Live("running").otherwise(0.0)).at_least(2.0)
+OVER_TARGET = Live("ttft_p99_s") > Target("ttft_p99_s")
+LEFT_BASELINE = ~Target("ttft_p99_s").known & (Live("ttft_p99_drift_ratio") > TTFT_DRIFT)
+QUEUED = (WAITING >= 1.0) & (Live("waiting_avg") >= QUEUED_FROM)
 """Requests queued during the window, and at least one is queued now.
 
 A higher TTFT is not enough: longer prompts also raise it, and so does a past incident that is still
 inside the window.
 """
 
-RISING = Signal("kv_usage_slope_per_s") > 0.0
+RISING = Live("kv_usage_slope_per_s") > 0.0
 FULL = KV_USAGE >= FILLING_FROM_RATIO
 FILLED = Check("filling", FULL, Number(EXIT_HOLD_S))
 EVICTING = PREEMPTED | STUCK
 QUEUEING = EVICTING & (BEHIND | ((OVER_TARGET | LEFT_BASELINE) & QUEUED))
 
 EVIDENCE: tuple[tuple[int, Condition], ...] = (
-    (4, QUEUEING & (Signal("work_fallen") > 0.0)),
+    (4, QUEUEING & (Live("work_fallen") > 0.0)),
     (3, QUEUEING),
     (2, EVICTING),
     (1, FULL & (RISING | FILLED)),
@@ -111,8 +111,8 @@ above."""
 def compiled_severities(evicting: Rule) -> Callable[[Moment], Severity]:
     """A function that returns the severity of a moment's stage, shared by all engines whose rule
     KV-EVICT has the same bounds."""
-    ratio = Signal(evicting.signal)
-    many = (Signal("preempted_in_window") >= PREEMPTIONS_MIN).assume(unknown=True)
+    ratio = Live(evicting.signal)
+    many = (Live("preempted_in_window") >= PREEMPTIONS_MIN).assume(unknown=True)
 
     def over(severity: Severity) -> Condition:
         bound = evicting.threshold(severity) or 0.0

@@ -8,8 +8,8 @@ from kneewatch.rules.conditions import Condition, Number, Quantity, Scope
 from kneewatch.rules.rule import WINDOW_S
 
 
-class Signal(Quantity, Struct, frozen=True):
-    """A signal or derived signal over the window."""
+class Live(Quantity, Struct, frozen=True):
+    """The value of a signal or derived signal over the window."""
 
     key: str
 

@@ -22,7 +22,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.recommend.recommendation import Value
+from kneewatch.diagnose.recommend.advice import Value
 from kneewatch.diagnose.verdict import Verdict
 
 SAMPLE = re.compile(r"^([a-z_:]+?)(\{[^}]*\})? (\S+)$", re.MULTILINE)

@@ -58,9 +58,9 @@ from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
 from kneewatch.rules.quantities import (
     BaselineValue,
     Configured,
+    Live,
     Minimum,
     Recent,
-    Signal,
     Target,
     Watched,
     WindowSeconds,
@@ -453,7 +453,7 @@ def quantity(value: Quantity, *, inside: bool = False) -> str:
     match value:
         case Number(number):
             return f"{number:g}"
-        case Signal(key):
+        case Live(key):
             return f"`{key}`"
         case Recent(key):
             return f"recent `{key}`"

@@ -22,7 +22,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice, FlagChange
 from kneewatch.diagnose.verdict import Verdict
 from tests.simulator.cases import MACHINES, fault, hardware_of
 from tests.simulator.gpus import chunk_tokens
@@ -80,7 +80,7 @@ MADE: Mapping[str, Callable[[Server, int], None]] = {
 class Resized(Struct, frozen=True):
     """An advice that was followed: what it predicted, what then was, and what is said then."""
 
-    advice: Recommendation
+    advice: Advice
     measured: Mapping[str, float]
     causes: frozenset[str]
 
@@ -118,7 +118,7 @@ class Resized(Struct, frozen=True):
         return f"{sizes}: {'; '.join(cells) or 'no latency predicted'}{back}"
 
 
-def _can_make(change: Change) -> bool:
+def _can_make(change: FlagChange) -> bool:
     is_drop = change.flag == "--no-enable-prefix-caching"
     return change.flag in MADE and (is_drop or isinstance(change.after, int))
 
@@ -167,7 +167,7 @@ def scrapes_from(server: Server, from_s: float, to_s: float) -> Iterator[Entry]:
         yield server.scrape(from_s + turn * 5.0)
 
 
-def _followed(verdict: Verdict | None, cause: str) -> Iterator[Recommendation]:
+def _followed(verdict: Verdict | None, cause: str) -> Iterator[Advice]:
     for each in () if verdict is None else verdict.recommendations:
         if each.cause == cause and each.changes and all(map(_can_make, each.changes)):
             yield each

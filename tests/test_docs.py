@@ -50,13 +50,6 @@ def test_a_cause_says_what_to_do_first_and_how_it_is_detected_last(name: str) ->
     assert page.rstrip().endswith(f"</details>\n{END}") or len(page.partition(BEGIN)[2]) < 1000
 
 
-NAMED_ALIKE = {
-    "Signal": {"rules/quantities.py"},
-    "Change": {"diagnose/recommend/recommendation.py"},
-}
-"""Other classes with the name of a concept: a signal in a condition, and the change of a flag."""
-
-
 def test_each_concept_is_where_the_documentation_has_it_and_nowhere_else() -> None:
     page = (ROOT / "docs" / "explanation" / "source.md").read_text()
     rows = re.findall(r"(?m)^\| `(\w+)` \| .* \| `([\w/]+\.py)` \|$", page)
@@ -65,7 +58,7 @@ def test_each_concept_is_where_the_documentation_has_it_and_nowhere_else() -> No
              for room in ROOMS for path in (ROOT / room).rglob("*.py")}  # fmt: skip
     for name, module in rows:
         named = {path for path, text in texts.items() if re.search(rf"(?m)^class {name}\b", text)}
-        assert named == {module} | NAMED_ALIKE.get(name, set()), name
+        assert named == {module}, name
 
 
 def test_the_pages_stay_short() -> None:

@@ -28,7 +28,7 @@ from kneewatch.agent.api.service import (
 from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.diagnose.recommend.advice import REPLICAS
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
 from kneewatch.reports.health import RANKS, rank_of
 from kneewatch.rules.library import RULES

@@ -40,6 +40,7 @@ from kneewatch.agent.target_state import TargetState, watching
 from kneewatch.diagnose.doc_links import OWN_DOCS, linked
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.diagnose.verdict_json import documented
+from kneewatch.reports.advice_text import first_step
 from kneewatch.reports.diagnosis_text import (
     Style,
     brief_words,
@@ -51,7 +52,6 @@ from kneewatch.reports.diagnosis_text import (
 )
 from kneewatch.reports.health import RANKS, counted_words, rank_of, stage_unknown
 from kneewatch.reports.lines import WIDTH, cut, moment, printable, wrapped
-from kneewatch.reports.recommendation_text import first_step
 from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import clock, date, plural, span
 

@@ -21,9 +21,9 @@ from kneewatch.agent.notify.message import (
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
+from kneewatch.diagnose.recommend.advice import Advice, in_document
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports import advice_text as advice
 from kneewatch.reports.diagnosis_text import (
     evidence_lines,
     figures,
@@ -307,7 +307,7 @@ class EventDocument(Struct, frozen=True):
     left: tuple[str, ...]
     stage: Stage | None
     cause: Cause | None
-    recommendation: Recommendation | None
+    recommendation: Advice | None
     link: str
     labels: Mapping[str, str]
 

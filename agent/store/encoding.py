@@ -17,7 +17,7 @@ from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.cause import Cause, told
 from kneewatch.diagnose.change import Interval, conditions_of
 from kneewatch.diagnose.latency_split import Changed, changed
-from kneewatch.diagnose.recommend.recommendation import Recommendation, in_document
+from kneewatch.diagnose.recommend.advice import Advice, in_document
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.diagnose.verdict_json import DocumentError, decode
 from kneewatch.rules.cascade import EVICTS, forecast_s
@@ -76,7 +76,7 @@ def _concluded(cause: Cause, t_s: float) -> Cause:
     return replace(cause, seen_s=math.inf) if cause.seen_s == t_s else cause
 
 
-def _recommended(advice: Recommendation) -> Hashable:
+def _recommended(advice: Advice) -> Hashable:
     """The recommendation as it enters the fingerprint. Its numbers are included, because the hash
     of a recommendation ignores them."""
     return advice, tuple(advice.before.items()), tuple(advice.predicted.items())
@@ -103,7 +103,7 @@ def encode_document(verdict: Verdict) -> bytes:
     )
 
 
-def _shown(advice: Recommendation) -> Recommendation:
+def _shown(advice: Advice) -> Advice:
     """The recommendation, without the zeros that earlier versions stored for measured numbers."""
     if advice.as_of_s is not None:
         return advice
@@ -261,7 +261,7 @@ class _Last(Struct):
     and encoded."""
 
     fingerprint: int | None = None
-    recommendations: Sequence[Recommendation] = ()
+    recommendations: Sequence[Advice] = ()
     packed: Mapping[str, bytes] = {}
 
 
@@ -336,7 +336,7 @@ def _recommendations(last: _Last, diagnosis: Verdict) -> Mapping[str, bytes]:
     return last.packed
 
 
-def _packed(advice: Recommendation) -> tuple[str, bytes]:
+def _packed(advice: Advice) -> tuple[str, bytes]:
     changes = msgspec.json.encode(advice.changes).decode()
     document = msgspec.json.encode(in_document(advice))
     return f"{advice.id} {advice.cause} {changes}", document

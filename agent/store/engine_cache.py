@@ -18,7 +18,7 @@ from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
 from kneewatch.rules.rule import SEVERITIES
 
 
-class RecommendationRow(Struct):
+class AdviceRow(Struct):
     """An active recommendation: its row id, and the document that was written last."""
 
     id: int
@@ -88,7 +88,7 @@ class CachedEngine(Struct):
     started_s: float | None = None
     documents: DocumentChain | None = None
     recommendations: Mapping[str, bytes] = {}
-    active: dict[str, RecommendationRow] = field(default_factory=dict[str, RecommendationRow])
+    active: dict[str, AdviceRow] = field(default_factory=dict[str, AdviceRow])
     session: bool = False
     """Whether this process has written a cycle of this engine."""
     page_read: bool = False
@@ -117,7 +117,7 @@ def _load_rest(connection: sqlite3.Connection, engine: CachedEngine) -> None:
         "SELECT id, name, document FROM recommendations WHERE engine_id = ? AND last_s IS NULL",
         (engine.id,),
     )
-    engine.active = {name: RecommendationRow(row, document, 0.0) for row, name, document in active}
+    engine.active = {name: AdviceRow(row, document, 0.0) for row, name, document in active}
 
 
 def _open_intervals(

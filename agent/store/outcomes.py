@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from kneewatch.agent.store.encoding import PackedEngine
-from kneewatch.agent.store.engine_cache import CachedEngine, RecommendationRow
+from kneewatch.agent.store.engine_cache import AdviceRow, CachedEngine
 from kneewatch.agent.store.records import Series
 from kneewatch.agent.store.stored_series import read_signals
-from kneewatch.diagnose.recommend.past_recommendations import (
+from kneewatch.diagnose.recommend.past_advice import (
     APPLIED,
     EVIDENT,
     LAPSED,
@@ -70,9 +70,7 @@ class Tracking:
                 self._rewrite(row.id, document)
                 row.document, row.written_s = document, t_s
 
-    def _begin(
-        self, engine: CachedEngine, name: str, document: bytes, t_s: float
-    ) -> RecommendationRow:
+    def _begin(self, engine: CachedEngine, name: str, document: bytes, t_s: float) -> AdviceRow:
         before = self._execute(
             "SELECT id FROM recommendations WHERE engine_id = ? AND name = ? AND fate = ?"
             " AND last_s > ? ORDER BY id DESC LIMIT 1",
@@ -80,12 +78,12 @@ class Tracking:
         ).fetchone()
         if before is not None:
             self._rewrite(before[0], document)
-            return RecommendationRow(before[0], document, t_s)
+            return AdviceRow(before[0], document, t_s)
         inserted = self._execute(
             "INSERT INTO recommendations (engine_id, name, document, first_s) VALUES (?, ?, ?, ?)",
             (engine.id, name, document, t_s),
         )
-        return RecommendationRow(inserted.lastrowid or 0, document, t_s)
+        return AdviceRow(inserted.lastrowid or 0, document, t_s)
 
     def _rewrite(self, row: int, document: bytes) -> None:
         self._execute(

@@ -43,11 +43,11 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.change import AWAY_STEPS, TIMES_KEPT, Interval, away_s
 from kneewatch.diagnose.engine_history import ConfigChange, Recommended
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import SEVERITIES
 
-RECOMMENDATION = decoder(Recommendation)
+RECOMMENDATION = decoder(Advice)
 
 
 class Scrape(Struct, frozen=True):

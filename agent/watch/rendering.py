@@ -15,7 +15,8 @@ from kneewatch.agent.watch.glyphs import Glyphs, Line, Piece, cells, spread, ton
 from kneewatch.agent.watch.state import Kind, ScreenRow, Trail
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
-from kneewatch.reports import recommendation_text as advice
+from kneewatch.reports import advice_text as advice
+from kneewatch.reports.advice_text import Column
 from kneewatch.reports.coverage import gaps
 from kneewatch.reports.diagnosis_text import (
     advice_words,
@@ -29,7 +30,6 @@ from kneewatch.reports.diagnosis_text import (
 )
 from kneewatch.reports.health import WORST_FIRST, stage_unknown
 from kneewatch.reports.lines import lasting
-from kneewatch.reports.recommendation_text import Column
 from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.formatting import clock, date, duration, number, percent, span
 from kneewatch.rules.library import rule_of

@@ -20,7 +20,7 @@ from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
 from kneewatch.rules.formatting import as_sentence, failed_in_a_row, percent, plural, rate, span
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import HOUR_S, Severity
 
 STALLED_S = 30.0
@@ -181,7 +181,7 @@ ENGINE_STALLED = cause(
 )
 
 
-GAUGES_STALE = Signal(CANCELLED) >= ALL_CANCELLED
+GAUGES_STALE = Live(CANCELLED) >= ALL_CANCELLED
 
 METRICS_STALE = cause(
     "metrics_stale",
@@ -190,7 +190,7 @@ METRICS_STALE = cause(
         start=Number(0.5),
         terms=(
             term(
-                Signal(CANCELLED),
+                Live(CANCELLED),
                 ALL_CANCELLED,
                 2.5,
                 "the calls of {value:%} of the requests on the page ended unfinished, within "
@@ -233,7 +233,7 @@ def unanswered(canary: CanaryState, facts: Facts) -> Cause | None:
     )
 
 
-AWAKE = Signal("awake")
+AWAKE = Live("awake")
 
 ENGINE_ASLEEP = cause(
     "engine_asleep",

@@ -50,7 +50,7 @@ from kneewatch.diagnose.causes.record import (
 )
 from kneewatch.rules.conditions import ALWAYS, Check, Condition, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
 
 FED_FROM = 0.6
@@ -206,9 +206,9 @@ PRESSED_FROM, STOLEN_FROM = 0.2, 0.05
 `PRESSED_FROM`: tasks wait for a CPU. `STOLEN_FROM`: the hypervisor withholds CPU time (steal).
 """
 
-PRESSURE, STEAL = Signal("host_cpu_pressure_ratio"), Signal("host_cpu_steal_ratio")
-SPEED_RATIO, PREFILL_SPEED_RATIO = Signal(SPEED), Signal(PREFILL_SPEED)
-SPEED_AT_MOST = SPEED_RATIO + Signal(SPEED_ERROR).otherwise(0.0)
+PRESSURE, STEAL = Live("host_cpu_pressure_ratio"), Live("host_cpu_steal_ratio")
+SPEED_RATIO, PREFILL_SPEED_RATIO = Live(SPEED), Live(PREFILL_SPEED)
+SPEED_AT_MOST = SPEED_RATIO + Live(SPEED_ERROR).otherwise(0.0)
 SLOWER_BY, PREFILLS_SLOWER_BY = 1.0 / SPEED_RATIO, 1.0 / PREFILL_SPEED_RATIO
 SLOW_FROM, HARMFUL_FROM = 0.75, 0.45
 """Steps are slow, and harmfully so, from these shares of the speed of quiet times on: harmfully if
@@ -223,10 +223,10 @@ IS_SLOW = SPEED_RATIO <= SLOW_FROM
 """Steps take longer than in quiet times, although they do no more work."""
 
 BATCH_GROWTH = BATCH / BaselineValue("running_avg")
-LENGTH_GROWTH = Signal("output_tokens_mean") / BaselineValue("output_tokens_mean")
+LENGTH_GROWTH = Live("output_tokens_mean") / BaselineValue("output_tokens_mean")
 EQUAL_WORK = (BATCH_GROWTH <= 1.1) & (LENGTH_GROWTH <= 1.2).assume(unknown=True)
 SLOW_AT_EQUAL_WORK = (
-    IS_SLOW | ((ITL_DRIFT >= UNMOVED) & (Signal("itl_p50_drift_ratio") >= UNMOVED) & EQUAL_WORK)
+    IS_SLOW | ((ITL_DRIFT >= UNMOVED) & (Live("itl_p50_drift_ratio") >= UNMOVED) & EQUAL_WORK)
 ).assume(unknown=False)
 """By the account, or because the batch is no larger and answers are no longer, which is known
 earlier."""
@@ -254,16 +254,16 @@ def unseen_host(facts: Facts) -> list[str]:
     ]
 
 
-E2E_S = Signal("e2e_mean_s")
-OUTSIDE_S = E2E_S - Signal("queue_mean_s") - Signal("prefill_mean_s") - Signal("decode_mean_s")
+E2E_S = Live("e2e_mean_s")
+OUTSIDE_S = E2E_S - Live("queue_mean_s") - Live("prefill_mean_s") - Live("decode_mean_s")
 """Mean seconds that a finished request spent outside the engine's queue, prefill and decode.
 
 In this time the API server's process prepares the prompt, and later turns tokens into text.
 """
 
 LONGER_THAN_STEPS = (
-    (OUTSIDE_S > Signal("prefill_p99_s"))
-    & (OUTSIDE_S > Signal("itl_stall_time_ratio") * Signal("decode_mean_s"))
+    (OUTSIDE_S > Live("prefill_p99_s"))
+    & (OUTSIDE_S > Live("itl_stall_time_ratio") * Live("decode_mean_s"))
 ).assume(unknown=True)
 """The time outside the engine is longer than long steps can explain.
 
@@ -274,7 +274,7 @@ as long.
 
 WAITS_BY_NATURE = (
     (OUTSIDE_S < 10.0)
-    & (Signal("ttft_mean_s") >= 0.5 * OUTSIDE_S)
+    & (Live("ttft_mean_s") >= 0.5 * OUTSIDE_S)
     & (MEAN_TTFT_GROWTH < 1.5).assume(unknown=True)
     & (TTFT_P99_S <= TTFT_TARGET_S).assume(unknown=True)
 ).assume(unknown=False)
@@ -283,20 +283,20 @@ it takes longer than usual or than is promised. What comes after the first token
 """
 
 CALLS_PILE_UP = (
-    (Signal(PILED) > 0.0)
+    (Live(PILED) > 0.0)
     & (SERVED > 0.0)
-    & (CHANGED_FROM * Signal(DEMAND) <= 1.0)
+    & (CHANGED_FROM * Live(DEMAND) <= 1.0)
     & (TTFT_DRIFT <= UNMOVED)
 ).assume(unknown=False)
 """Calls stay open and fewer than usual reach the engine, which serves those as soon as ever: they
 wait for nothing that the engine has. Connections that clients keep open take no requests from it.
 """
 
-EAGER = Signal("eager_decode_ratio")
+EAGER = Live("eager_decode_ratio")
 BY_THE_ENGINE = (
     term(EAGER, 0.5, 0.6, "{value:%} of decode passes run without a CUDA graph", when=EAGER >= 0.5),
-    term(Signal("gpu_work_ratio"), None, 0.0, "the GPU computes in {value:%} of the time"),
-    term(Signal("scheduler_cpu_ratio"), None, 0.0, "the scheduler uses {value:.2f} CPU cores"),
+    term(Live("gpu_work_ratio"), None, 0.0, "the GPU computes in {value:%} of the time"),
+    term(Live("scheduler_cpu_ratio"), None, 0.0, "the scheduler uses {value:.2f} CPU cores"),
 )
 """What some engines measure of their own steps; vLLM does not."""
 
@@ -352,7 +352,7 @@ HOST_CONTENTION = cause(
                 signal="e2e_mean_s",
             ),
             term(
-                Signal(PILED),
+                Live(PILED),
                 None,
                 1.2,
                 "the API server has {value} more open connections than minutes ago, beside the "
@@ -387,7 +387,7 @@ HOST_CONTENTION = cause(
 
 # --- Slow steps whose reason is not measured ------------------------------------------------------
 
-NEIGHBOURS = Signal("gpu_neighbour_memory_ratio")
+NEIGHBOURS = Live("gpu_neighbour_memory_ratio")
 OVER_TARGET = ITL_IS_MISSED.assume(unknown=True) & WARMED_UP
 FIRST_TOKENS_SUFFER = TTFT_IS_MISSED.assume(unknown=True)
 
@@ -395,7 +395,7 @@ PREFILLS_SLOW_FROM = 0.6
 """Prefills are slow from this share of their speed in quiet times on: they wait for one another, so
 their times vary more than those of steps."""
 
-QUEUE_S = Signal("queue_mean_s").otherwise(0.0)
+QUEUE_S = Live("queue_mean_s").otherwise(0.0)
 SLOW_STEPS_ALONE = (
     TTFT_IS_MISSED
     & ITL_IS_MISSED
@@ -417,7 +417,7 @@ GPUS_WAIT_FOR_THE_HOST = is_bound("host") & (MEDIAN_IS_MISSED | SLOW_STEPS_ALONE
 )
 """The reason is measured: decode_bound names it."""
 
-ABORTED_SHARE = Signal("finished_abort_per_s") / SERVED
+ABORTED_SHARE = Live("finished_abort_per_s") / SERVED
 MANY_ABORTED = (ABORTED_SHARE >= 0.5).assume(unknown=False)
 ABORTS = term(
     ABORTED_SHARE,
@@ -518,7 +518,7 @@ SLOW_STEPS = cause(
                 "number of computed tokens (speed x{value:.2f})",
                 below=True,
             ),
-            term(Signal("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
+            term(Live("prefill_mean_s"), None, 0.0, "mean prefill is {value:s}"),
             ABORTS,
             *bound_terms("host")[:1],
         ),

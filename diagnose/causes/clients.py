@@ -11,7 +11,7 @@ from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, W
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, cause, term
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
 
 CALLS_MIN = 4.0
@@ -43,17 +43,17 @@ def _given_up_lever(facts: Facts) -> str:
     )
 
 
-ABORTED = Signal("finished_abort_per_s")
+ABORTED = Live("finished_abort_per_s")
 ACCEPTED, GIVEN_UP = (
-    Signal("accepted_per_s"),
-    Signal("given_up_per_s").at_least(ABORTED.otherwise(0.0)),
+    Live("accepted_per_s"),
+    Live("given_up_per_s").at_least(ABORTED.otherwise(0.0)),
 )
-GIVEN_UP_SHARE = Signal("given_up_ratio").otherwise(0.0).at_least(ABORTED_SHARE.otherwise(0.0))
+GIVEN_UP_SHARE = Live("given_up_ratio").otherwise(0.0).at_least(ABORTED_SHARE.otherwise(0.0))
 """Of the calls, or of the requests: a call that its client leaves may be counted as neither."""
 
 TAKEN = ACCEPTED.at_least(SERVED)
 ANSWERED = SERVED - ABORTED.otherwise(0.0)
-WRONG, WRONG_SHARE = Signal("client_error_per_s"), Signal("client_error_ratio")
+WRONG, WRONG_SHARE = Live("client_error_per_s"), Live("client_error_ratio")
 
 
 GAVE_UP = "Clients give up {share:%} of the calls before they are answered"
@@ -98,17 +98,17 @@ CLIENTS_GIVE_UP = cause(
     ),
 )
 
-FAILED, FAILED_SHARE = Signal("finished_error_per_s"), Signal("finished_error_ratio")
-REFUSED = Signal("server_error_per_s") - (
-    Signal("rejected_per_s").otherwise(0.0) + FAILED.otherwise(0.0)
+FAILED, FAILED_SHARE = Live("finished_error_per_s"), Live("finished_error_ratio")
+REFUSED = Live("server_error_per_s") - (
+    Live("rejected_per_s").otherwise(0.0) + FAILED.otherwise(0.0)
 )
-CALLS = FirstOf((ACCEPTED, SERVED)) + WRONG.otherwise(0.0) + Signal("server_error_per_s")
+CALLS = FirstOf((ACCEPTED, SERVED)) + WRONG.otherwise(0.0) + Live("server_error_per_s")
 REFUSED_SHARE = REFUSED / CALLS
 """Share of the calls that fail with HTTP 5xx in the API server: neither counted as failed by the
 engine, nor rejected because the queue is at its limit."""
 
-TRANSFERS_FAIL = Signal("kv_transfer_failed_per_s")
-EXTERNAL = Signal("external_hit_ratio")
+TRANSFERS_FAIL = Live("kv_transfer_failed_per_s")
+EXTERNAL = Live("external_hit_ratio")
 FAILED_FROM, ABORTED_FROM = 0.02, 0.25
 """Shares of failed and of aborted requests from which the cause is concluded: some clients always
 leave, and nearly no request fails."""
@@ -130,18 +130,18 @@ BESIDE = (
         when=EXTERNAL > 0.0,
     ),
     term(
-        Signal("waiting_deferred_avg"),
+        Live("waiting_deferred_avg"),
         None,
         0.0,
         "{value:.1f} requests are held back for KV, an adapter or a grammar",
-        when=Signal("waiting_deferred_avg") > 0.0,
+        when=Live("waiting_deferred_avg") > 0.0,
     ),
     term(
-        Signal("kv_usage_max_ratio"),
+        Live("kv_usage_max_ratio"),
         None,
         0.0,
         "the KV cache was up to {value:%} full",
-        when=Signal("kv_usage_max_ratio") >= 0.95,
+        when=Live("kv_usage_max_ratio") >= 0.95,
     ),
 )
 """What the page shows beside the failed requests."""

@@ -10,31 +10,31 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import term
 from kneewatch.diagnose.lengths import SHORT_PROMPT_TOKENS
 from kneewatch.rules.conditions import Check, FirstOf, Number
-from kneewatch.rules.quantities import BaselineValue, Signal, Target, WindowSeconds
+from kneewatch.rules.quantities import BaselineValue, Live, Target, WindowSeconds
 from kneewatch.rules.rule import QUEUED_MIN, QUEUED_SHARE, QUIET_WAITING
 
 WINDOW_S = WindowSeconds()
-STAGE = Signal("cascade_stage")
+STAGE = Live("cascade_stage")
 EVICTING = STAGE >= 2.0
 NOT_EVICTING = (STAGE < 2.0).assume(unknown=True)
 
-RUNNING, WAITING = Signal("running"), Signal("waiting")
-BATCH, BATCH_MOST = Signal("running_avg"), Signal("running_max")
-QUEUE = Signal("waiting_by_capacity")
-ARRIVALS, SERVED = Signal("arrival_per_s"), Signal("completed_per_s")
-KV_USAGE = Signal("kv_usage_avg_ratio")
+RUNNING, WAITING = Live("running"), Live("waiting")
+BATCH, BATCH_MOST = Live("running_avg"), Live("running_max")
+QUEUE = Live("waiting_by_capacity")
+ARRIVALS, SERVED = Live("arrival_per_s"), Live("completed_per_s")
+KV_USAGE = Live("kv_usage_avg_ratio")
 
-TTFT_P99_S, ITL_P50_S, ITL_P99_S = Signal("ttft_p99_s"), Signal("itl_p50_s"), Signal("itl_p99_s")
+TTFT_P99_S, ITL_P50_S, ITL_P99_S = Live("ttft_p99_s"), Live("itl_p50_s"), Live("itl_p99_s")
 TTFT_TARGET_S, ITL_TARGET_S = Target("ttft_p99_s"), Target("itl_p99_s")
 TTFT_IS_MISSED, ITL_IS_MISSED = TTFT_P99_S > TTFT_TARGET_S, ITL_P99_S > ITL_TARGET_S
-TTFT_DRIFT, ITL_DRIFT = Signal("ttft_p50_drift_ratio"), Signal("itl_mean_drift_ratio")
+TTFT_DRIFT, ITL_DRIFT = Live("ttft_p50_drift_ratio"), Live("itl_mean_drift_ratio")
 USUAL_TTFT_MEAN_S = BaselineValue("ttft_mean_s")
-MEAN_TTFT_GROWTH = Signal("ttft_mean_s") / USUAL_TTFT_MEAN_S
+MEAN_TTFT_GROWTH = Live("ttft_mean_s") / USUAL_TTFT_MEAN_S
 FAR = 2.0
 """Latency is far off its usual value from this ratio on."""
 
-FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Signal(COMPUTED).at_least(1.0)) & (
-    Signal("ttft_p99_drift_ratio") >= 1.3
+FIRST_TOKENS_LATE = (TTFT_DRIFT >= FAR * Live(COMPUTED).at_least(1.0)) & (
+    Live("ttft_p99_drift_ratio") >= 1.3
 )
 """First tokens are far later than the growth of prompts explains."""
 
@@ -47,11 +47,11 @@ UNTIL_THEN = ", and limit its requests or their max_tokens until then"
 UNMOVED = 1.3
 """A ratio to the usual value that is no larger counts as usual."""
 
-STALL_SHARE = Signal("itl_stall_time_ratio")
+STALL_SHARE = Live("itl_stall_time_ratio")
 USUAL_STALL_SHARE = BaselineValue("itl_stall_time_ratio")
-PREFILL_BUSY = Signal("prefill_busy_ratio")
+PREFILL_BUSY = Live("prefill_busy_ratio")
 """Mean number of prompts under prefill."""
-PREFILL_S = Signal("prefill_mean_s").otherwise(0.0)
+PREFILL_S = Live("prefill_mean_s").otherwise(0.0)
 LONG_S = 0.5
 """A prefill that takes so long pauses streams for as long as `STALL_SHARE` counts."""
 ALONE = PREFILL_S > TTFT_TARGET_S
@@ -67,10 +67,10 @@ FIRST_TOKENS_VERY_LATE = Check(
     (
         ~TTFT_TARGET_S.known
         & (TTFT_DRIFT >= VERY_LATE_FROM)
-        & (Signal("ttft_p99_drift_ratio") >= VERY_LATE_FROM / 2)
+        & (Live("ttft_p99_drift_ratio") >= VERY_LATE_FROM / 2)
         & (TTFT_P99_S >= VERY_LATE_S)
     )
-    | (Signal("ttft_p50_s") >= VERY_LATE_FROM * TTFT_TARGET_S),
+    | (Live("ttft_p50_s") >= VERY_LATE_FROM * TTFT_TARGET_S),
     Number(30.0),
 )
 """Most callers wait ten times as long as usual (or as promised), and some 10 s and more: harm that
@@ -85,23 +85,23 @@ def queued_for(for_s: float, *, stretch: bool = True) -> Check:
     return Check("queued", QUEUED, Number(for_s), stretch)
 
 
-DEFERRED_AVG = Signal("waiting_deferred_avg")
-QUEUES = Signal("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING
+DEFERRED_AVG = Live("waiting_deferred_avg")
+QUEUES = Live("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING
 """Requests wait for capacity, more of them than in quiet times."""
 
 DEFERRED_GROWS = Check(
     "deferred_grows",
-    (Signal("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))
-    & (60.0 * Signal("waiting_slope_per_s") >= (0.1 * DEFERRED_AVG).at_least(2.0)),
+    (Live("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))
+    & (60.0 * Live("waiting_slope_per_s") >= (0.1 * DEFERRED_AVG).at_least(2.0)),
     Number(90.0),
     stretch=False,
 )
 """More and more requests are held back beside those that run: they are never served."""
 
-DEFERRED_HELD = Check("deferred", Signal("waiting_deferred") >= 1.0, Number(10.0))
+DEFERRED_HELD = Check("deferred", Live("waiting_deferred") >= 1.0, Number(10.0))
 """Requests have been held back for some time although there is capacity."""
 
-EXPIRED = Signal("kv_expired_per_s")
+EXPIRED = Live("kv_expired_per_s")
 EXPIRED_PER_MIN = ("expired_per_min", 60.0 * EXPIRED)
 KV_EXPIRES = term(
     EXPIRED,
@@ -112,14 +112,14 @@ KV_EXPIRES = term(
 )
 """Evidence of a transfer whose receiver never came; its sentence needs `EXPIRED_PER_MIN`."""
 
-GIANT = Signal("prompt_p99_kv_share_ratio")
+GIANT = Live("prompt_p99_kv_share_ratio")
 GIANT_FROM = 0.2
 """From this share of the KV cache on, a prompt counts as a giant.
 
 It is a quarter, minus what interpolation between the histogram's bounds may hide.
 """
 
-STEPS_HAVE_ROOM = (Signal("iteration_tokens_mean") <= 128.0).assume(unknown=False)
+STEPS_HAVE_ROOM = (Live("iteration_tokens_mean") <= 128.0).assume(unknown=False)
 """Most steps have fewer tokens than any usual token budget: they could admit more."""
 
 SEATS_ARE_FREE = (
@@ -128,14 +128,14 @@ SEATS_ARE_FREE = (
 """The batch is smaller than it was before: it has free seats."""
 
 KV_FREE = 1.0 - KV_USAGE
-OWN_USAGE = (KV_USAGE - Signal(KV_UNACCOUNTED).otherwise(0.0)).at_least(0.0)
+OWN_USAGE = (KV_USAGE - Live(KV_UNACCOUNTED).otherwise(0.0)).at_least(0.0)
 HELD_EACH = OWN_USAGE / BATCH.at_least(1.0)
 """Mean share of the KV cache that a running request holds; what none of them holds is left out."""
 
 ONE_MORE_FITS = (HELD_EACH <= KV_FREE).assume(unknown=False)
 """The free part of the KV cache is at least as large as a running request's mean part."""
 
-PINNED = ((BATCH_MOST >= 1.0) & (FirstOf((Signal(SEATED), BATCH)) >= 0.9 * BATCH_MOST)).assume(
+PINNED = ((BATCH_MOST >= 1.0) & (FirstOf((Live(SEATED), BATCH)) >= 0.9 * BATCH_MOST)).assume(
     unknown=False
 )
 """The batch stays at its maximum while requests queue."""
@@ -157,7 +157,7 @@ and steps have room: they then wait for blocks.
 FEW_FILL_THE_CACHE = (
     (HELD_EACH >= GIANT_FROM)
     & (HELD_EACH > KV_FREE)
-    & (Signal("generation_tokens_per_s") > 0.0).assume(unknown=True)
+    & (Live("generation_tokens_per_s") > 0.0).assume(unknown=True)
 ).assume(unknown=False)
 """Few requests run, and one more does not fit into the KV cache.
 

@@ -24,7 +24,7 @@ from kneewatch.diagnose.deployment.server_state import (
     GpuState,
 )
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
 
 THROTTLED_FROM = 0.1
@@ -212,8 +212,8 @@ def _over_target(facts: Facts) -> bool:
     return over_first or over_steps
 
 
-HEAT, BRAKE = Signal("gpu_thermal_throttle_ratio"), Signal("gpu_power_brake_ratio")
-POWER, CLOCK = Signal("gpu_power_throttle_ratio"), Signal("gpu_sm_clock_ratio")
+HEAT, BRAKE = Live("gpu_thermal_throttle_ratio"), Live("gpu_power_brake_ratio")
+POWER, CLOCK = Live("gpu_power_throttle_ratio"), Live("gpu_sm_clock_ratio")
 
 
 def _at_limit(facts: Facts) -> str:
@@ -249,7 +249,7 @@ BOARD_TERMS: tuple[Term, ...] = (
     term(CLOCK, LOW_CLOCK, -0.6, _clock, when=CLOCK >= NEARLY_FULL),
     term(POWER, THROTTLED_FROM, 0.5, _at_limit, when=POWER >= THROTTLED_FROM),
     term(
-        Signal("gpu_temperature_c"),
+        Live("gpu_temperature_c"),
         None,
         0.2,
         "GPU temperature {value} degrees C",
@@ -258,22 +258,22 @@ BOARD_TERMS: tuple[Term, ...] = (
 )
 """Evidence from one board's signals; signals that exporters name differently share one name."""
 
-LOSES_SPEED = Signal(SPEED) < LEARNED_FROM
-KEEPS_SPEED = (Signal(SPEED) >= LEARNED_FROM) & (ITL_DRIFT < UNMOVED).assume(unknown=True)
+LOSES_SPEED = Live(SPEED) < LEARNED_FROM
+KEEPS_SPEED = (Live(SPEED) >= LEARNED_FROM) & (ITL_DRIFT < UNMOVED).assume(unknown=True)
 """Steps take no longer than usual. If they do, a larger batch may explain it, or hide a loss."""
 
 _LOSES_SPEED, _KEEPS_SPEED = LOSES_SPEED.python(), KEEPS_SPEED.python()
 
 ENGINE_TERMS: tuple[Term, ...] = (
     term(
-        Signal(SPEED),
+        Live(SPEED),
         LEARNED_FROM,
         0.8,
         "the engine has {value:%} of its usual speed at equal work",
         when=LOSES_SPEED,
         below=True,
     ),
-    term(Signal(SPEED), None, -0.6, "the engine has its usual speed", when=KEEPS_SPEED),
+    term(Live(SPEED), None, -0.6, "the engine has its usual speed", when=KEEPS_SPEED),
 )
 
 

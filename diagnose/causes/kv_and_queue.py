@@ -36,13 +36,13 @@ from kneewatch.diagnose.causes.record import Finds, Form, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
 from kneewatch.rules.conditions import ALWAYS, Check, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
 
-PREEMPTIONS = Signal("preemption_per_s")
+PREEMPTIONS = Live("preemption_per_s")
 QUEUE_HELD = queued_for(10.0)
 
-WAIT_S = Signal("expected_wait_s")
+WAIT_S = Live("expected_wait_s")
 UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
 """No request left the queue within the window."""
 
@@ -51,7 +51,7 @@ HURTS = (
     (WAIT_S >= 0.5 * TTFT_TARGET_S)
     | (
         ~TTFT_TARGET_S.known
-        & (WAIT_S >= 0.2 * Signal("e2e_mean_s").otherwise(0.0))
+        & (WAIT_S >= 0.2 * Live("e2e_mean_s").otherwise(0.0))
         & (TTFT_P99_S.otherwise(0.0).at_least(WAIT_S) >= 1.0)
         & (WAIT_S >= USUAL_TTFT_S.otherwise(3.0))
     )
@@ -79,8 +79,8 @@ A_MINUTE = (
 """Clients wait a minute or more, which is neither within the target nor usual."""
 
 AHEAD_S = 120.0
-SLOPE_PER_S = Signal("waiting_slope_per_s")
-WAIT_AHEAD_S = WAIT_S * (1.0 + AHEAD_S * SLOPE_PER_S / Signal("waiting_avg"))
+SLOPE_PER_S = Live("waiting_slope_per_s")
+WAIT_AHEAD_S = WAIT_S * (1.0 + AHEAD_S * SLOPE_PER_S / Live("waiting_avg"))
 """The wait two minutes from now, if the queue grows on as over the window."""
 
 GROWING = Check(
@@ -99,7 +99,7 @@ def _soon(usual_s: Quantity, ahead_s: float) -> Condition:
     )
 
 
-STILL_GROWS = (Signal("waiting") >= Signal("waiting_avg")).assume(unknown=True)
+STILL_GROWS = (Live("waiting") >= Live("waiting_avg")).assume(unknown=True)
 """A queue that is shorter than its mean drains, though its slope is still positive."""
 
 GROWS_HARMFUL = (GROWING & STILL_GROWS) & (
@@ -130,7 +130,7 @@ That is a minute, ten times the target, or ten times the usual wait, or soon so 
 grows; or no request has left the queue for a minute.
 """
 
-FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Signal("kv_usage_max_ratio") >= 0.97)
+FULL_AT_TIMES = (KV_USAGE >= 0.9) & (Live("kv_usage_max_ratio") >= 0.97)
 """The KV cache is full at times. Usage falls when a long request ends, so its mean is below
 0.95."""
 
@@ -140,21 +140,21 @@ STEADY_BY_DESIGN = (
     & (60.0 * SLOPE_PER_S <= 0.1 * QUEUE)
     & (-60.0 * SLOPE_PER_S <= 0.1 * QUEUE)
     & (SERVED > 0.0)
-    & (Signal(DEMAND) > 1 / CHANGED_FROM).assume(unknown=True)
+    & (Live(DEMAND) > 1 / CHANGED_FROM).assume(unknown=True)
 ).assume(unknown=False)
 """The queue moves as fast as usual, and neither grows nor drains, and no quiet time was seen:
 callers that wait for their turn, as those of a batch do. Nothing says that they expect less."""
 
-KV_CLAIMED = Signal("kv_claimed_ratio")
+KV_CLAIMED = Live("kv_claimed_ratio")
 KV_TAKEN = FirstOf((KV_CLAIMED, KV_USAGE))
 """What admission counts as taken: some engines keep blocks free for what requests may generate."""
 
 FULL_BY_CLAIMS = ((KV_CLAIMED >= 0.95) & (KV_USAGE < 0.85)).assume(unknown=False)
 
 PROMPTS_COME_FIRST = (
-    Signal("prefill_pass_per_s").known
+    Live("prefill_pass_per_s").known
     & (PREFILL_BUSY >= 1.0)
-    & (ITL_P50_S <= 0.25 * Signal("itl_mean_s"))
+    & (ITL_P50_S <= 0.25 * Live("itl_mean_s"))
 ).assume(unknown=False)
 """An engine that computes prompts apart from decodes computes prompts most of the time. Running
 requests then fill the KV cache because they wait for their steps: a larger one would fill too."""
@@ -180,7 +180,7 @@ def _more_kv(facts: Facts) -> str:
 
 
 BY_THE_ENGINE = tuple(
-    term(Signal(key), None, 0.0, text, when=Signal(key) >= least)
+    term(Live(key), None, 0.0, text, when=Live(key) >= least)
     for key, least, text in (
         ("kv_window_pool_ratio", 0.85, "the blocks of sliding-window layers are {value:%} in use"),
         ("kv_state_pool_ratio", 0.85, "the slots for Mamba states are {value:%} in use"),
@@ -210,7 +210,7 @@ KV_PRESSURE = cause(
                 )
             ),
             term(
-                Signal("preemption_ratio_per_s").otherwise(0.0),
+                Live("preemption_ratio_per_s").otherwise(0.0),
                 EVICT_WARNING_PER_S,
                 2.0,
                 "{value:%} of running requests are preempted every second",
@@ -293,7 +293,7 @@ KV_PRESSURE = cause(
     over=KV_USAGE < EMPTIED_BELOW_RATIO,
 )
 
-EXHAUSTED_IN_S = Signal(FORECAST)
+EXHAUSTED_IN_S = Live(FORECAST)
 
 KV_EXHAUSTION_AHEAD = cause(
     "kv_exhaustion_ahead",
@@ -307,7 +307,7 @@ KV_EXHAUSTION_AHEAD = cause(
                 "at its trend KV demand reaches the cache's capacity in {value:s}",
             ),
             term(
-                Signal("kv_peak_demand_ratio"),
+                Live("kv_peak_demand_ratio"),
                 0.5,
                 1.0,
                 "KV demand is {value:%} of the cache at its likely peaks",

@@ -20,7 +20,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, Tested, cause, term
 from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
 
 PATH = (
@@ -35,19 +35,19 @@ DECODE_POOL = (
     "transfer path is not the limit."
 )
 
-MEAN_S, DRIFT = Signal("kv_transfer_mean_s"), Signal("kv_transfer_drift_ratio")
-SHARE = MEAN_S / Signal("ttft_mean_s")
-FAILED = Signal("kv_transfer_failed_per_s")
+MEAN_S, DRIFT = Live("kv_transfer_mean_s"), Live("kv_transfer_drift_ratio")
+SHARE = MEAN_S / Live("ttft_mean_s")
+FAILED = Live("kv_transfer_failed_per_s")
 FAIL = FAILED > 0.0
-WAITING, ARRIVED = Signal("kv_fetch_waiting"), Signal("kv_fetch_arrived").otherwise(0.0)
-QUEUED = Signal("kv_fetch_queued").otherwise(0.0)
+WAITING, ARRIVED = Live("kv_fetch_waiting"), Live("kv_fetch_arrived").otherwise(0.0)
+QUEUED = Live("kv_fetch_queued").otherwise(0.0)
 FETCHING = Check("fetching", WAITING >= 1.0, Number(10.0))
 HELD_BACK = (
     DEFERRED_HELD
     & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0))
-    & (Signal("external_hit_ratio") > 0.0)
+    & (Live("external_hit_ratio") > 0.0)
     & ~WAITING.known
-    & ~Signal("lora_max").known
+    & ~Live("lora_max").known
 )
 """Requests are held back at least half as long as others are served, and vLLM gives no reason.
 
@@ -71,7 +71,7 @@ SLOWER = (DRIFT >= 3.0) & (SHARE >= 0.05).assume(unknown=True)
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
 KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
-GB_PER_S = Signal("kv_transfer_bytes_per_s") * 1e-9
+GB_PER_S = Live("kv_transfer_bytes_per_s") * 1e-9
 
 RETRIEVED = Tested(
     lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"),
@@ -157,21 +157,21 @@ KV_TRANSFER_SLOW = cause(
                 signal="kv_fetch_queued",
             ),
             term(
-                Signal("lmcache_retrieve_tokens_per_s"),
+                Live("lmcache_retrieve_tokens_per_s"),
                 None,
                 0.0,
                 "a retrieve moves {value} tokens/s on each GPU",
                 when=BY_LMCACHE,
             ),
             term(
-                Signal("lmcache_healthy"),
+                Live("lmcache_healthy"),
                 None,
                 0.6,
                 "LMCache reports itself unhealthy",
-                when=BY_LMCACHE & (Signal("lmcache_healthy") < 1.0),
+                when=BY_LMCACHE & (Live("lmcache_healthy") < 1.0),
             ),
             term(
-                Signal("kv_transfer_bytes_per_s"),
+                Live("kv_transfer_bytes_per_s"),
                 None,
                 0.0,
                 "a KV transfer moves {gb_per_s:.1f} GB/s",

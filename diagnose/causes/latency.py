@@ -51,13 +51,13 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.rules.conditions import Check, FirstOf, Number
 from kneewatch.rules.formatting import duration
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
 
 COUNT_ERROR = 0.5
 """Tolerance for a count computed from a rate: the rate extrapolates to the edges of its window."""
 
-LONG_PER_S = Signal("prefill_long_per_s").otherwise(0.0)
+LONG_PER_S = Live("prefill_long_per_s").otherwise(0.0)
 LONG_PREFILLS = LONG_PER_S * WINDOW_S
 LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR
 """At least one prefill in the window took half a second.
@@ -65,8 +65,8 @@ LONG_WERE_SEEN = LONG_PREFILLS >= 1.0 - COUNT_ERROR
 This is a count, because a quantile of a hundred requests rarely shows a single long prompt.
 """
 
-STALLS_PER_S = Signal("itl_stall_per_s")
-LARGE_STEPS_PER_S = Signal("large_step_per_s")
+STALLS_PER_S = Live("itl_stall_per_s")
+LARGE_STEPS_PER_S = Live("large_step_per_s")
 LARGE_STEPS_PAUSE = (LARGE_STEPS_PER_S * WINDOW_S >= 1.0 - COUNT_ERROR) & (
     LARGE_STEPS_PER_S * BATCH.at_least(1.0) >= 0.5 * STALLS_PER_S
 )
@@ -76,7 +76,7 @@ A step is large if it has more tokens than the smallest chunk. If a short prompt
 the machine was slow, and a smaller chunk would not help.
 """
 
-PASSES_PER_S = Signal("prefill_pass_per_s")
+PASSES_PER_S = Live("prefill_pass_per_s")
 ROWS_PAUSE = ((PASSES_PER_S * BATCH >= 2.0 * STALLS_PER_S) & (PREFILL_BUSY >= 0.2)).assume(
     unknown=False
 )
@@ -92,25 +92,25 @@ STANDS_OUT = (USUAL_ITL_S <= 0.1).assume(unknown=True)
 
 # What is computed of a prompt is unknown while a prefill of unknown size is under way, maybe a long
 # one.
-PREFILLS_ARE_SLOW = (Signal(COMPUTED) <= 1.5).assume(unknown=False) & (
+PREFILLS_ARE_SLOW = (Live(COMPUTED) <= 1.5).assume(unknown=False) & (
     (PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM).assume(unknown=False)
     | (
         (FirstOf((PREFILL_SPEED_RATIO, USUAL_TTFT_MEAN_S / PREFILL_S)) <= PREFILLS_SLOW_FROM)
-        & (Signal(DEMAND) <= 1.5)
+        & (Live(DEMAND) <= 1.5)
     ).assume(unknown=False)
 )
 """Prompts of nearly the same length are computed far slower than in quiet times: where no page
 counts their tokens, far longer than first tokens took, at a demand at which as few overlap."""
 
 SAME_PROMPTS = (
-    (Signal(COMPUTED) <= 1.2) & (Signal(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
+    (Live(COMPUTED) <= 1.2) & (Live(DEMAND) <= 1.2) & (BaselineValue("itl_p99_s") < 0.5)
 ).assume(unknown=False)
 """As many prompts of nearly the same length as in quiet times, when none paused a stream.
 
 Then their length does not explain pauses: something is slow, or prefills wait as the streams do.
 """
 
-MEDIAN_HOLDS = Signal("itl_p50_drift_ratio") <= 1.6
+MEDIAN_HOLDS = Live("itl_p50_drift_ratio") <= 1.6
 ALL_STEPS_SLOW = (~MEDIAN_HOLDS & (SPEED_RATIO <= PREFILLS_SLOW_FROM)).assume(unknown=False)
 """Every step takes far longer than for the same work in quiet times: so does a step with a prompt,
 which paused no stream before."""
@@ -134,11 +134,11 @@ Otherwise something else delays decoding.
 
 USUAL_TTFT_S = BaselineValue("ttft_p50_s")
 LONG_AS_EVER = (
-    (FirstOf((Signal("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
+    (FirstOf((Live("prefill_p50_s"), USUAL_TTFT_S)) >= LONG_S)
     & (USUAL_TTFT_S >= LONG_S).assume(unknown=True)
     & ~Check(
         "more_prefill",
-        ((Signal(COMPUTED) > UNMOVED) | (Signal(DEMAND) > UNMOVED)).assume(unknown=False),
+        ((Live(COMPUTED) > UNMOVED) | (Live(DEMAND) > UNMOVED)).assume(unknown=False),
         Number(45.0),  # a burst of requests stays in the account's samples for 30 s
         stretch=False,
     )
@@ -153,12 +153,12 @@ harm: they are no news."""
 LATE_FROM = Number(5.0)
 LATE_BEHIND_PREFILLS = (
     (MEAN_TTFT_GROWTH >= LATE_FROM)
-    & (Signal("ttft_p99_drift_ratio") >= LATE_FROM)
+    & (Live("ttft_p99_drift_ratio") >= LATE_FROM)
     & (TTFT_P99_S >= 1.0)
     & (TTFT_P99_S >= TTFT_TARGET_S).assume(unknown=True)
     & (QUEUE_S >= 4.0 * USUAL_TTFT_MEAN_S)
     & LONG_WERE_SEEN
-    & (Signal("prefill_p99_s") >= QUEUE_S)
+    & (Live("prefill_p99_s") >= QUEUE_S)
     & ~(SAME_PROMPTS | PREFILLS_ARE_SLOW)
     & (KV_USAGE < 0.8)
 ).assume(unknown=False)
@@ -185,7 +185,7 @@ PREFILL_INTERFERENCE = cause(
     Form(
         gate=(STALLS | TAIL_ONLY)
         & WARMED_UP
-        & (Signal("preemption_per_s").otherwise(0.0) <= 0.0)
+        & (Live("preemption_per_s").otherwise(0.0) <= 0.0)
         & NOT_EVICTING,
         start=Number(-0.2),
         terms=(
@@ -215,7 +215,7 @@ PREFILL_INTERFERENCE = cause(
                 when=ROWS_PAUSE & ~LONG_WERE_SEEN,
             ),
             term(
-                Signal("iteration_tokens_mean"),
+                Live("iteration_tokens_mean"),
                 None,
                 0.6,
                 "steps have {value} tokens on average: prompts are under prefill, and no "
@@ -351,7 +351,7 @@ PREFILL_BOUND = cause(
     ),
 )
 
-DECODE_SHARE = Signal("decode_share_ratio")
+DECODE_SHARE = Live("decode_share_ratio")
 
 
 def _decode_lever(facts: Facts) -> str:
@@ -402,13 +402,13 @@ DECODE_BOUND = cause(
     _DECODE,
 )
 
-TAIL_DRIFT = Signal("ttft_p99_p50_drift_ratio")
+TAIL_DRIFT = Live("ttft_p99_p50_drift_ratio")
 GROWTH = BATCH.otherwise(0.0) / BaselineValue("running_avg")
 """Batch size divided by its quiet size; unknown after a start until a baseline is learned."""
 
-QUEUE_SHOWS = (Signal("queue_share_ratio") >= 0.2) & (Signal("waiting_avg") >= 1.0)
+QUEUE_SHOWS = (Live("queue_share_ratio") >= 0.2) & (Live("waiting_avg") >= 1.0)
 LEFT = (TAIL_DRIFT >= 2.0) & GROWTH.known & (TTFT_IS_MISSED | QUEUE_SHOWS)
-IN_FLIGHT = Signal("running_avg").otherwise(0.0) + Signal("waiting_avg").otherwise(0.0)
+IN_FLIGHT = Live("running_avg").otherwise(0.0) + Live("waiting_avg").otherwise(0.0)
 KNEE = Computed(lambda facts: facts.knee.c_max.expected if facts.knee else None, "the learned knee")
 PAST_KNEE_FROM = Computed(
     lambda facts: facts.knee.past_from if facts.knee else None,

@@ -29,7 +29,7 @@ from kneewatch.diagnose.slow_quantities import (
 )
 from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import about, percent
-from kneewatch.rules.quantities import BaselineValue, Minimum, Signal
+from kneewatch.rules.quantities import BaselineValue, Live, Minimum
 from kneewatch.rules.rule import DAY_S, HOUR_S, Severity
 
 GIB = 2**30
@@ -37,10 +37,10 @@ GIB = 2**30
 # --- KV blocks that are never given back ----------------------------------------------------------
 
 LEAK_FROM, LEAK_MATTERS_FROM = 0.02, 0.1
-LEAKED = Signal("kv_usage_ratio") - RUNNING - WAITING
+LEAKED = Live("kv_usage_ratio") - RUNNING - WAITING
 """KV usage while no request runs or waits; negative if there is any request."""
 
-CONNECTED = Signal("kv_expired_per_s").known | Signal("kv_transfer_mean_s").known
+CONNECTED = Live("kv_expired_per_s").known | Live("kv_transfer_mean_s").known
 """The server has a connector to other nodes.
 
 The connector holds a finished prefill's blocks until another node has fetched them, or for 480 s
@@ -65,11 +65,11 @@ FLOOR_LATE_FROM = 0.25
 The lowest usage of half an hour varies with the load.
 """
 
-UNEXPLAINED = Signal(KV_FLOOR.growth) - Signal(KV_FLOOR.before) * WORK_GROWTH.at_least(0.0)
+UNEXPLAINED = Live(KV_FLOOR.growth) - Live(KV_FLOOR.before) * WORK_GROWTH.at_least(0.0)
 """Growth of the lowest KV usage, as a share of the cache, minus the growth that more work
 explains."""
 
-KV_FULL_IN_S = (1.0 - KV_USAGE) / Signal(KV_FLOOR.growth) * TREND_S
+KV_FULL_IN_S = (1.0 - KV_USAGE) / Live(KV_FLOOR.growth) * TREND_S
 _KV_FULL_IN_S = KV_FULL_IN_S.read()
 
 
@@ -139,40 +139,40 @@ KV_LEAK = cause(
 
 # --- KV blocks held by what does not run ------------------------------------------------------
 
-PROMPT_TOKENS, ANSWER_TOKENS = Signal("prompt_tokens_mean"), Signal("output_tokens_mean")
+PROMPT_TOKENS, ANSWER_TOKENS = Live("prompt_tokens_mean"), Live("output_tokens_mean")
 OWNED = (
-    1.5 * Signal("running_avg") * (PROMPT_TOKENS + ANSWER_TOKENS) + Signal("prompt_tokens_p99")
-) / Signal("kv_capacity_tokens")
+    1.5 * Live("running_avg") * (PROMPT_TOKENS + ANSWER_TOKENS) + Live("prompt_tokens_p99")
+) / Live("kv_capacity_tokens")
 """Most of the KV cache that the running requests need: whole requests, half as long again as the
 finished ones, and a long prompt that no gauge shows yet."""
 
 HELD_FROM = 0.15
-KV_HELD_SHARE = Minimum(KV_USAGE - OWNED, Signal(KV_UNACCOUNTED))
+KV_HELD_SHARE = Minimum(KV_USAGE - OWNED, Live(KV_UNACCOUNTED))
 """Share of the KV cache that requests in flight do not account for, neither by their number nor by
 the balance of tokens."""
 
 USUAL_USAGE = (
-    Signal("running_avg") * BaselineValue("kv_usage_avg_ratio") / BaselineValue("running_avg")
+    Live("running_avg") * BaselineValue("kv_usage_avg_ratio") / BaselineValue("running_avg")
 )
 """KV usage that as many running requests have in quiet times."""
 
 GREW = (
-    (Signal("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE * Signal(PROMPTS).at_least(1.0))
-    & (Signal("itl_mean_drift_ratio") <= 1.25).assume(unknown=True)
+    (Live("kv_usage_avg_ratio") >= 2.0 * USUAL_USAGE * Live(PROMPTS).at_least(1.0))
+    & (Live("itl_mean_drift_ratio") <= 1.25).assume(unknown=True)
 ).assume(unknown=False)
 """The same requests have far more of the cache, and steps do not read it: longer contexts would
 slow them."""
 
 FETCHES = (
-    CONNECTED | (Signal("external_hit_ratio") > 0.0) | (Signal("kv_external_share_ratio") > 0.0)
+    CONNECTED | (Live("external_hit_ratio") > 0.0) | (Live("kv_external_share_ratio") > 0.0)
 ).assume(unknown=False)
-DEFERRED = Signal("waiting_deferred_avg")
+DEFERRED = Live("waiting_deferred_avg")
 DEFERRED_SHARE = Minimum(
-    DEFERRED * PROMPT_TOKENS / Signal("kv_capacity_tokens"), Signal("kv_usage_avg_ratio")
+    DEFERRED * PROMPT_TOKENS / Live("kv_capacity_tokens"), Live("kv_usage_avg_ratio")
 )
 """Most of the KV cache that deferred requests hold: each has the blocks of its prompt."""
 
-DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Signal("running_avg"))
+DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Live("running_avg"))
 
 KV_HELD = cause(
     "kv_held",
@@ -245,9 +245,9 @@ KV_HELD = cause(
 
 # --- Host memory that is never given back ---------------------------------------------------------
 
-USED_BYTES, GROWTH_BYTES = Signal(HOST_MEMORY.signal), Signal(HOST_MEMORY.growth)
-GROWTH_SHARE = GROWTH_BYTES / Signal(HOST_MEMORY.before)
-FULL_IN_S = (Signal("host_memory_limit_bytes") - USED_BYTES) / GROWTH_BYTES * TREND_S
+USED_BYTES, GROWTH_BYTES = Live(HOST_MEMORY.signal), Live(HOST_MEMORY.growth)
+GROWTH_SHARE = GROWTH_BYTES / Live(HOST_MEMORY.before)
+FULL_IN_S = (Live("host_memory_limit_bytes") - USED_BYTES) / GROWTH_BYTES * TREND_S
 _FULL_IN_S = FULL_IN_S.read()
 
 GROWS = (GROWTH_SHARE >= 0.05) | (

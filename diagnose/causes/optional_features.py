@@ -23,7 +23,7 @@ from kneewatch.diagnose.deployment.server_state import AdapterUse
 from kneewatch.diagnose.speculation import per_token_acceptance_ratio
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import listed, percent, span
-from kneewatch.rules.quantities import RECENT_SHARE, Recent, Signal, WindowSeconds
+from kneewatch.rules.quantities import RECENT_SHARE, Live, Recent, WindowSeconds
 from kneewatch.rules.rule import Severity
 
 DRAFT_COST_RATIO = 0.1
@@ -142,10 +142,10 @@ def drafts_of(
 
 # --- Speculative decoding -------------------------------------------------------------------------
 
-MEAN, RECENT = Signal("spec_acceptance_ratio"), Recent("spec_acceptance_ratio")
+MEAN, RECENT = Live("spec_acceptance_ratio"), Recent("spec_acceptance_ratio")
 ACCEPTED = FirstOf((RECENT, MEAN))
-PER_DRAFT = Signal("spec_accepted_per_draft_tokens")
-DRAFTED_PER_S = Signal("spec_draft_tokens_per_s")
+PER_DRAFT = Live("spec_accepted_per_draft_tokens")
+DRAFTED_PER_S = Live("spec_draft_tokens_per_s")
 LARGE_BATCH = 32.0
 SPEC_AIM = 0.6
 LOADED = is_bound("compute")
@@ -335,8 +335,8 @@ SPEC_DECODE_POOR = cause(
 
 # --- LoRA adapters --------------------------------------------------------------------------------
 
-CHANGES = Signal("lora_change_per_s")
-SLOTS, TAKEN = Signal("lora_max"), Signal("lora_running")
+CHANGES = Live("lora_change_per_s")
+SLOTS, TAKEN = Live("lora_max"), Live("lora_running")
 TAKING_TURNS = (DEFERRED_AVG >= 0.5) & (
     Recent("lora_change_per_s") * WindowSeconds(RECENT_SHARE) >= 3.0 - 1e-6
 )
@@ -362,7 +362,7 @@ def _waiting_for_slot(facts: Facts) -> str:
 ADAPTER_THRASH = cause(
     "adapter_thrash",
     Form(
-        gate=(DEFERRED_HELD | TAKING_TURNS) & Signal("lora_max").known,
+        gate=(DEFERRED_HELD | TAKING_TURNS) & Live("lora_max").known,
         start=Number(0.3),
         terms=(
             term(

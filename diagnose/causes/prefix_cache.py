@@ -20,25 +20,30 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Term, cause, term
 from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import BaselineValue, Configured, Minimum, Recent, Signal, Watched
+from kneewatch.rules.quantities import (
+    BaselineValue,
+    Configured,
+    Live,
+    Minimum,
+    Recent,
+    Watched,
+)
 from kneewatch.rules.rule import Severity
 
 WAS_SHARED_FROM = 0.3
 """From this quiet hit ratio (of prompt tokens) on, a workload counts as sharing prefixes."""
 
-COMPUTED, GENERATED = Signal("computed_prompt_tokens_per_s"), Signal("generation_tokens_per_s")
+COMPUTED, GENERATED = Live("computed_prompt_tokens_per_s"), Live("generation_tokens_per_s")
 WORK_RATIO = COMPUTED / GENERATED.otherwise(0.0).at_least(1e-9)
 """Computed prompt tokens per generated token; from 4 on, prefill is most of the work."""
 
-PREFILL_SHARE = Signal("prefill_service_ratio").otherwise(0.0)
+PREFILL_SHARE = Live("prefill_service_ratio").otherwise(0.0)
 BUSY = PREFILL_BUSY.otherwise(0.0)
-TAKES_TIME = (Signal("prefill_mean_s") >= 0.05).assume(unknown=True)
+TAKES_TIME = (Live("prefill_mean_s") >= 0.05).assume(unknown=True)
 """A mean prefill is long enough for callers to notice it."""
 
 BY_SHARE = PREFILL_SHARE >= 0.05
-BY_WORK = (
-    ~Signal("prefill_service_ratio").known & ~PREFILL_BUSY.known & (Signal("waiting_avg") >= 1.0)
-)
+BY_WORK = ~Live("prefill_service_ratio").known & ~PREFILL_BUSY.known & (Live("waiting_avg") >= 1.0)
 """Requests wait, and none ended in the window, so prefill times are unknown.
 
 If prompts become much more work, answers are the first thing to stop.
@@ -53,18 +58,18 @@ decode for long, of the engine's time; or first tokens take twice as long as usu
 """
 
 CACHING = ~Configured("enable_prefix_caching", "False").assume(unknown=False)
-HIT_RATIO, QUIET_HIT_RATIO = Signal("prefix_hit_ratio"), BaselineValue("prefix_hit_ratio")
+HIT_RATIO, QUIET_HIT_RATIO = Live("prefix_hit_ratio"), BaselineValue("prefix_hit_ratio")
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
 HITS = Minimum(HIT_RATIO, RECENT_HIT_RATIO)
 """The lower hit ratio of the whole window and its newest part, which shows a loss first."""
 FEW_HITS = term(HITS, 0.02, 0.3, "hit ratio {value:%}", below=True, signal="prefix_hit_ratio")
 
-HIT_TOKENS = Minimum(Signal("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean"))
+HIT_TOKENS = Minimum(Live("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean"))
 QUIET_HIT_TOKENS = BaselineValue("prefix_hit_tokens_mean")
 SHARED = QUIET_HIT_RATIO >= WAS_SHARED_FROM
 
 TURNOVER_S = (
-    Signal("kv_capacity_tokens")
+    Live("kv_capacity_tokens")
     * (1.0 - KV_USAGE.otherwise(0.0))
     / (COMPUTED.otherwise(0.0) + GENERATED.otherwise(0.0))
 )
@@ -75,7 +80,7 @@ That is how long LRU keeps an unused block.
 
 TURNOVER_IS_SHORT = TURNOVER_S < 60.0
 
-FILLED = Watched(Number(2.0)) & ~(Signal("awake_min") < 1.0).assume(unknown=False)
+FILLED = Watched(Number(2.0)) & ~(Live("awake_min") < 1.0).assume(unknown=False)
 """The cache has had time to fill. It is empty in a new process and after an engine wakes up."""
 
 NO_HITS = CACHING & (HITS <= 0.02)
@@ -83,7 +88,7 @@ MANY_MISSED = (
     NO_HITS
     & (QUIET_HIT_RATIO >= 0.9)
     & (ARRIVALS * WINDOW_S >= 16.0)
-    & ~(Signal("awake_min") < 1.0).assume(unknown=False)
+    & ~(Live("awake_min") < 1.0).assume(unknown=False)
 )
 """None of many requests since the start has hit, although nearly whole prompts were shared before:
 the second of two equal prompts would hit."""
@@ -98,9 +103,9 @@ NEVER_HIT = (
 )
 """Caching is on and prefill is heavy, but there are almost no hits."""
 
-BLOCK_TOKENS, PROMPT_TOKENS = Signal("prefix_block_tokens"), Signal("prompt_tokens_p95")
-LOOKED_UP = Signal("prefix_query_per_s")
-MEAN_PROMPT_TOKENS = Signal("prompt_tokens_mean")
+BLOCK_TOKENS, PROMPT_TOKENS = Live("prefix_block_tokens"), Live("prompt_tokens_p95")
+LOOKED_UP = Live("prefix_query_per_s")
+MEAN_PROMPT_TOKENS = Live("prompt_tokens_mean")
 NEW_PROMPT_TOKENS = MEAN_PROMPT_TOKENS.otherwise(0.0).at_least(
     LOOKED_UP.otherwise(0.0) / (SERVED.otherwise(0.0) + BATCH_MOST.at_least(1e-9) / WINDOW_S)
 )
@@ -148,7 +153,7 @@ For such prompts the model keeps its state only at the last block boundary. Hits
 to be inside the shared part.
 """
 
-SAVED = Signal("prefix_saved_ratio")
+SAVED = Live("prefix_saved_ratio")
 
 
 def _prefill_terms(weight: float) -> tuple[Term, Term]:
@@ -186,10 +191,10 @@ ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.
 """Compares ratios of the whole window; its newest part alone may have a lower hit ratio."""
 
 
-WHOLE_HITS, MISSES = Signal("prefill_hit_share"), Signal("prefill_miss_share")
+WHOLE_HITS, MISSES = Live("prefill_hit_share"), Live("prefill_miss_share")
 """Shares of requests that computed almost nothing, or almost all, of a median prompt."""
 
-GAP_S, IDLE_S = Signal("kv_reuse_gap_s"), Signal("kv_idle_before_evict_s")
+GAP_S, IDLE_S = Live("kv_reuse_gap_s"), Live("kv_idle_before_evict_s")
 NEAR_EVICTION_S = 0.4 * IDLE_S
 """From this mean reuse gap (seconds) on, many blocks are evicted before they are reused.
 
@@ -197,7 +202,7 @@ vLLM reports no gap for blocks that were evicted before their reuse.
 """
 
 
-HIT_SPREAD_SIGMAS = Signal(HIT_SPREAD)
+HIT_SPREAD_SIGMAS = Live(HIT_SPREAD)
 ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)
 """Hits vary little between prompts.
 
@@ -428,7 +433,7 @@ PREFIX_REUSE_LOST = cause(
     ),
 )
 
-REUSED = Signal("block_reuse_per_s") > 0.0
+REUSED = Live("block_reuse_per_s") > 0.0
 ALL_OR_NOTHING = (
     (MISSES >= 0.1) & (WHOLE_HITS + MISSES >= 0.75) & (WHOLE_HITS > WHOLE_PART * HIT_RATIO)
 )
@@ -494,7 +499,7 @@ PREFIX_CHURN = cause(
                 below=True,
             ),
             term(
-                Signal("block_eviction_per_s").otherwise(0.0),
+                Live("block_eviction_per_s").otherwise(0.0),
                 5.0,
                 1.0,
                 "{value} blocks/s are evicted",
@@ -502,7 +507,7 @@ PREFIX_CHURN = cause(
                 signal="block_eviction_per_s",
             ),
             term(
-                Signal("prefill_tokens_p95").otherwise(0.0),
+                Live("prefill_tokens_p95").otherwise(0.0),
                 None,
                 0.8,
                 "prompts hit fully or miss fully: shared prefixes are being evicted",

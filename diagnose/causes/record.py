@@ -28,7 +28,7 @@ from kneewatch.rules.conditions import (
 )
 from kneewatch.rules.facts import Holds, Read
 from kneewatch.rules.formatting import about, duration, percent, rate, singular, stated_duration
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import FAMILIES, QUEUE_RULES, Severity
 
 ONSET_S = 5.0
@@ -107,7 +107,7 @@ class Term(Struct, frozen=True, dict=True):
         """The signal that the evidence is listed under."""
         if callable(self.signal):
             return self.signal(facts)
-        return self.signal or (self.value.key if isinstance(self.value, Signal) else "")
+        return self.signal or (self.value.key if isinstance(self.value, Live) else "")
 
 
 def term(

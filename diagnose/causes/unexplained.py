@@ -49,20 +49,20 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord, Form, cause, term
 from kneewatch.rules.conditions import Check, Condition, Number
 from kneewatch.rules.formatting import quantity
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import ITL, TTFT, Severity
 
 FAR_OFF_HELD, FAR_OFF_S = "far_off", 60.0
 
-EQUAL_PROMPTS = Signal(COMPUTED) <= UNMOVED
-PROMPTS_AS_USUAL = ((Signal(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
-ANSWERS_AS_USUAL = (Signal(ANSWERS) <= UNMOVED).assume(unknown=True)
+EQUAL_PROMPTS = Live(COMPUTED) <= UNMOVED
+PROMPTS_AS_USUAL = ((Live(DEMAND) <= UNMOVED) & EQUAL_PROMPTS).assume(unknown=False)
+ANSWERS_AS_USUAL = (Live(ANSWERS) <= UNMOVED).assume(unknown=True)
 SAME_LOAD = PROMPTS_AS_USUAL & ANSWERS_AS_USUAL
 """Requests, their prompts and their answers are as usual: the load does not explain latency."""
 
 BEYOND_PROMPTS = (
-    (Signal(DEMAND) <= UNMOVED)
-    & (ITL_DRIFT * (1.0 - PREFILL_BUSY) >= UNMOVED * Signal(PROMPTS).at_least(1.0))
+    (Live(DEMAND) <= UNMOVED)
+    & (ITL_DRIFT * (1.0 - PREFILL_BUSY) >= UNMOVED * Live(PROMPTS).at_least(1.0))
 ).assume(unknown=False)
 """Tokens come later than longer prompts explain: a step takes at most as many times longer as its
 contexts are, and prefills take their share of the time."""
@@ -77,7 +77,7 @@ HAS_ROOM = (
 something else than capacity."""
 
 NO_CROWD = (
-    (EQUAL_PROMPTS | (TTFT_DRIFT >= VERY_LATE_FROM * Signal(COMPUTED)))
+    (EQUAL_PROMPTS | (TTFT_DRIFT >= VERY_LATE_FROM * Live(COMPUTED)))
     & (ITL_DRIFT <= UNMOVED)
     & (~QUEUES | HAS_ROOM)
 )
@@ -88,17 +88,17 @@ LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
 
 PAUSED_FROM = 0.02
 STREAMS_PAUSE = (STALL_SHARE >= (FAR * USUAL_STALL_SHARE).at_least(PAUSED_FROM)) & (
-    (BaselineValue("itl_p99_s") < 0.25) | (Signal("itl_p99_drift_ratio") >= 1.5)
+    (BaselineValue("itl_p99_s") < 0.25) | (Live("itl_p99_drift_ratio") >= 1.5)
 )
 """Pauses of half a second or more take twice their usual share of the streams' time, and are no
 usual tail of long gaps. The share is a lower bound, at least 40% of what is lost to pauses of a
 second."""
 
-FEWER_A_STEP = ((Signal(STREAM) <= 1 / FAR) & (Signal(DRAFTS) <= 0.75)).assume(unknown=False)
+FEWER_A_STEP = ((Live(STREAM) <= 1 / FAR) & (Live(DRAFTS) <= 0.75)).assume(unknown=False)
 """A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
 
 BATCH_GREW = BATCH >= FAR * BaselineValue("running_avg")
-TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Signal(SPEED) <= LEARNED_FROM) | BATCH_GREW) | FEWER_A_STEP
+TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Live(SPEED) <= LEARNED_FROM) | BATCH_GREW) | FEWER_A_STEP
 """Tokens come late, and more work in a step (longer contexts) is not the reason. Nor is a larger
 batch at an equal load: slow steps bring it about, and it may hide their loss from the account."""
 
@@ -119,7 +119,7 @@ def _far_off(late: Condition) -> Condition:
     return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE).assume(unknown=False)
 
 
-LATE_FOR_LONG = ((Signal("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)
+LATE_FOR_LONG = ((Live("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)
 """First tokens were late for so long before they came that nothing has to be waited for."""
 
 RULED_OUT = (
@@ -143,7 +143,7 @@ def _ruled_out(facts: Facts) -> str:
     return f"no other cause is concluded: {', '.join(seen) or 'nothing else was measured'}"
 
 
-STOPS_RECUR = (Signal(STOPPED) > 0.0).assume(unknown=False)
+STOPS_RECUR = (Live(STOPPED) > 0.0).assume(unknown=False)
 _STOPS_RECUR = STOPS_RECUR.python()
 STOP_LATE_S = 15.0
 """Once the next stop is overdue by so much, they may have ended: a note until that is sure."""
@@ -152,8 +152,8 @@ CRAWLS_FROM_S = 0.5
 CRAWLS = (
     ~ITL_TARGET_S.known
     & (ITL_P50_S >= CRAWLS_FROM_S)
-    & (Signal("itl_mean_s") >= CRAWLS_FROM_S)
-    & (Signal("iteration_tokens_mean") <= (2.0 * BATCH).at_least(128.0)).assume(unknown=True)
+    & (Live("itl_mean_s") >= CRAWLS_FROM_S)
+    & (Live("iteration_tokens_mean") <= (2.0 * BATCH).at_least(128.0)).assume(unknown=True)
     & NOT_EVICTING
 ).assume(unknown=False)
 """Streams get two tokens a second or fewer, and no prompts in the steps are the reason: slow by any
@@ -190,7 +190,7 @@ UNEXPLAINED_LATENCY = cause(
                 signal="itl_mean_s",
             ),
             term(
-                Signal(STREAM),
+                Live(STREAM),
                 1 / FAR,
                 1.2,
                 "a stream gets x{value:.2f} of its usual tokens/s, and a step yields "
@@ -207,13 +207,13 @@ UNEXPLAINED_LATENCY = cause(
                 when=STREAMS_PAUSE,
             ),
             term(
-                Signal(DEMAND),
+                Live(DEMAND),
                 None,
                 0.0,
                 "requests/s x{value:.1f}, computed prompt tokens x{computed_moved_ratio:.1f}: "
                 "the load does not explain it",
             ),
-            term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+            term(Live("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
         ),
         levels=(
             (
@@ -253,15 +253,15 @@ UNEXPLAINED_LATENCY = cause(
         start=Number(0.2),
         terms=(
             term(
-                Signal(STOPPED),
+                Live(STOPPED),
                 0.05,
                 1.2,
                 "the engine stops each {stops_every_s:s}, {value:%} of the time: requests run, "
                 "no token comes, and no prompt is long enough to explain it",
             ),
-            term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+            term(Live("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
         ),
-        levels=((Severity.WARNING, Signal(STOP_DUE) >= -STOP_LATE_S),),
+        levels=((Severity.WARNING, Live(STOP_DUE) >= -STOP_LATE_S),),
         severity=Severity.INFO,
         say="The engine stops again and again, each {stops_every_s:s} for "
         "{stopped_ratio:%} of that time, and no cause is found.",
@@ -274,17 +274,17 @@ UNEXPLAINED_LATENCY = cause(
         start=Number(0.2),
         terms=(
             term(
-                Signal("itl_mean_s"),
+                Live("itl_mean_s"),
                 CRAWLS_FROM_S,
                 1.2,
                 "mean inter-token latency is {value:s}; steps have {iteration_tokens_mean} "
                 "tokens on average",
             ),
-            term(Signal("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
+            term(Live("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
         ),
         say="Streams get {per_s:.2g} tokens/s: a token takes {itl_mean_s:s}, and no cause "
         "is found.",
-        words=(("per_s", 1.0 / Signal("itl_mean_s")),),
+        words=(("per_s", 1.0 / Live("itl_mean_s")),),
         summary="Streams get two tokens/s or fewer, and no cause is found",
         lever="Look in vLLM's log for a fallback (attention backend, CPU offloading, eager "
         "mode), at `nvidia-smi` for the GPUs' clocks and other processes, and at the host's "

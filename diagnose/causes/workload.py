@@ -66,12 +66,12 @@ from kneewatch.diagnose.slow_quantities import (
 )
 from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import duration, figure, number, percent, span
-from kneewatch.rules.quantities import BaselineValue, Signal
+from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
 
 NAMES = ("p50", "p95", "p99")
 
-TTFT_MEAN_S, ITL_MEAN_S = Signal("ttft_mean_s"), Signal("itl_mean_s")
+TTFT_MEAN_S, ITL_MEAN_S = Live("ttft_mean_s"), Live("itl_mean_s")
 
 MORE_WORK = {
     DEMAND: "{:.1f}x as many requests/s arrive as usual",
@@ -110,7 +110,7 @@ HURTS = Check(
 """For a minute latency has been far longer than usual, and longer than people like: longer prompts
 alone explain that up to a wait that nobody likes."""
 
-SLOWED = (Signal(SPEED) * CHANGED_FROM <= 1.0).assume(unknown=False)
+SLOWED = (Live(SPEED) * CHANGED_FROM <= 1.0).assume(unknown=False)
 """The engine's own speed explains later tokens."""
 
 _hurts = (HURTS & ~SLOWED).python()
@@ -249,8 +249,8 @@ WORKLOAD_DRIFT = cause(
 
 # --- Runaway generation ---------------------------------------------------------------------------
 
-AT_LIMIT, AT_LIMIT_BEFORE = Signal("finished_length_ratio"), BaselineValue("finished_length_ratio")
-MORE_AT_LIMIT = Signal("finished_length_drift_points")
+AT_LIMIT, AT_LIMIT_BEFORE = Live("finished_length_ratio"), BaselineValue("finished_length_ratio")
+MORE_AT_LIMIT = Live("finished_length_drift_points")
 MANY_FINISHED = SERVED * WINDOW_S >= 40.0
 """With fewer finished requests, the share varies by more than LENGTH_POINTS by chance."""
 
@@ -268,7 +268,7 @@ BEYOND_CHANCE = Computed(
     lambda facts: facts.endless.chance_ratio if facts.endless else None,
     "the share that chance explains",
 )
-LONGER, MORE_REQUESTS = Signal(ANSWERS), Signal(DEMAND) >= 1.3
+LONGER, MORE_REQUESTS = Live(ANSWERS), Live(DEMAND) >= 1.3
 ALWAYS_SO = (MORE_AT_LIMIT < LENGTH_POINTS).assume(unknown=False)
 LEVER = (
     "Look for prompts that make the model ramble or repeat; cap outputs per use case at the "
@@ -356,8 +356,8 @@ RUNAWAY_GENERATION = cause(
 
 # --- Unused capacity ------------------------------------------------------------------------------
 
-GPU_BUSY = Signal("gpu_engine_active_ratio")
-KV_PEAK = Signal("kv_usage_max_ratio")
+GPU_BUSY = Live("gpu_engine_active_ratio")
+KV_PEAK = Live("kv_usage_max_ratio")
 
 UNDERUSED = cause(
     "underused",
@@ -409,9 +409,9 @@ KV_OVERPROVISIONED = cause(
 
 # --- Draft acceptance that decays over hours ------------------------------------------------------
 
-ACCEPTED, USUAL_ACCEPTED = Signal(SPEC_ACCEPTED.signal), Signal("spec_accepted_usual_tokens")
+ACCEPTED, USUAL_ACCEPTED = Live(SPEC_ACCEPTED.signal), Live("spec_accepted_usual_tokens")
 ACCEPTED_TREND_S = STEPS * SPEC_ACCEPTED.span_s
-FALL = -1.0 * Signal(SPEC_ACCEPTED.growth) / Signal(SPEC_ACCEPTED.before)
+FALL = -1.0 * Live(SPEC_ACCEPTED.growth) / Live(SPEC_ACCEPTED.before)
 SAME_TRAFFIC = ((WORK_GROWTH <= 0.25) & (WORK_GROWTH >= -0.25)).assume(unknown=True)
 """The load changed by at most a quarter over the last hours.
 

@@ -66,7 +66,7 @@ from kneewatch.diagnose.ranking import (
     ranked,
     without_queues,
 )
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.values import Values
 from kneewatch.diagnose.verdict import (
     UNKNOWN_STAGE,
@@ -99,7 +99,7 @@ class Adviser(Protocol):
 
     def advise(
         self, facts: Facts, causes: Sequence[Cause], curve: CurveLearner | None = None
-    ) -> tuple[Recommendation, ...]:
+    ) -> tuple[Advice, ...]:
         """The recommendations for these causes now."""
         ...
 
@@ -464,7 +464,7 @@ class Judge:
         self._unless = (first.id, points)
         return points
 
-    def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Recommendation, ...]:
+    def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Advice, ...]:
         """The recommendations for these causes."""
         if self._new_adviser is None:
             return ()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, kind_named
 from kneewatch.diagnose.cause import Cause
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.formatting import as_sentence
 
@@ -88,21 +88,21 @@ def spelled(text: str, kind: EngineKind) -> str:
     return " ".join(kept)
 
 
-def _is_of_replicas(advice: Recommendation) -> bool:
+def _is_of_replicas(advice: Advice) -> bool:
     return bool(advice.changes) and all(change.flag == REPLICAS for change in advice.changes)
 
 
-def _kept(verdict: Verdict, cause: Cause, kind: EngineKind) -> Iterable[Recommendation]:
+def _kept(verdict: Verdict, cause: Cause, kind: EngineKind) -> Iterable[Advice]:
     """The recommendations for a cause that hold for this engine: numbers of replicas, behind the
     cause's lever if that is a flag, whose numbers are not computed."""
     own = [advice for advice in verdict.recommendations if advice.cause == cause.id]
     replicas = [_replicas(advice, kind) for advice in own if _is_of_replicas(advice)]
     if replicas and "--" in cause.lever:
-        yield Recommendation(id="lever", cause=cause.id, summary=cause.lever, guide=cause.guide)
+        yield Advice(id="lever", cause=cause.id, summary=cause.lever, guide=cause.guide)
     yield from replicas
 
 
-def _replicas(advice: Recommendation, kind: EngineKind) -> Recommendation:
+def _replicas(advice: Advice, kind: EngineKind) -> Advice:
     texts = {name: kind.said(getattr(advice, name)) for name in ("summary", "risk")}
     lists = {
         name: tuple(map(kind.said, getattr(advice, name)))

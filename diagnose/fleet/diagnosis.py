@@ -51,11 +51,11 @@ from kneewatch.diagnose.ranking import (
     is_under,
     with_explained,
 )
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, in_document
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.ledger import order, subject
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
-from kneewatch.diagnose.recommend.past_recommendations import Incident
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, in_document
+from kneewatch.diagnose.recommend.past_advice import Incident
 from kneewatch.rules.formatting import percent, plural
 from kneewatch.rules.rule import DAY_S, OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms
@@ -301,7 +301,7 @@ def _launches(tier: Tier, causes: Sequence[FleetCause]) -> Iterator[FleetAdvice]
 
 
 def _advice(
-    recommendation: Recommendation, pool: str, tier: str | None, now_s: float | None = None
+    recommendation: Advice, pool: str, tier: str | None, now_s: float | None = None
 ) -> FleetAdvice:
     """A recommendation for a pool. If it was made at `now_s`, its figures are those of now."""
     document = in_document(recommendation)
@@ -347,12 +347,12 @@ def _resplit(split: Split) -> FleetAdvice | None:
     now, to, total = split.prefill, split.prefill_needed, split.prefill + split.decode
     used = split.prefill_used_ratio, split.decode_used_ratio
     after = used[0] * now / to, used[1] * split.decode / (total - to)
-    recommendation = Recommendation(
+    recommendation = Advice(
         id="pd-ratio",
         cause="",
         changes=(
-            Change("prefill replicas", now, to),
-            Change("decode replicas", split.decode, total - to),
+            FlagChange("prefill replicas", now, to),
+            FlagChange("decode replicas", split.decode, total - to),
         ),
         summary=f"Prefill replicas are {percent(used[0])} used, decode replicas "
         f"{percent(used[1])}: the load needs {split.needed}, the "

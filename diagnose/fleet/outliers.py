@@ -16,7 +16,7 @@ from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import about, percent, plural, span
-from kneewatch.rules.quantities import Signal
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
 
 SLOWER = 1.5
@@ -33,10 +33,10 @@ PILES_UP = frozenset(("engine_stalled", "gpu_fault", "gpu_throttled"))
 CLOCK_BELOW = 0.85
 HOTTER_C = 10.0
 
-SLOW, SHARE = Signal("itl_p50_over_peers"), Signal("arrival_over_peers")
-TAIL_ALONE = Signal("itl_p99_worst_s")
-CLOCK, CLOCK_LOW = Signal("gpu_clock_over_peers"), Signal("gpu_clock_low_over_peers")
-XID, HOTTER = Signal("gpu_xid"), Signal("gpu_hotter_than_peers_c")
+SLOW, SHARE = Live("itl_p50_over_peers"), Live("arrival_over_peers")
+TAIL_ALONE = Live("itl_p99_worst_s")
+CLOCK, CLOCK_LOW = Live("gpu_clock_over_peers"), Live("gpu_clock_low_over_peers")
+XID, HOTTER = Live("gpu_xid"), Live("gpu_hotter_than_peers_c")
 """Values of an engine compared with its tier's median.
 
 CLOCK_LOW has a value only while the clock is low and the engine works.

@@ -29,6 +29,7 @@ from kneewatch.diagnose.fleet.inventory import Group, Observed, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, middle
 from kneewatch.diagnose.fleet.verdict import Split, TierSize
 from kneewatch.diagnose.ranking import BY_ID
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice
 from kneewatch.diagnose.recommend.adviser import with_residual
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, demand
@@ -38,8 +39,7 @@ from kneewatch.diagnose.recommend.levers_replicas import (
     more_replicas,
     used_ratio,
 )
-from kneewatch.diagnose.recommend.past_recommendations import Incident
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
+from kneewatch.diagnose.recommend.past_advice import Incident
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio, ratio_text
@@ -287,7 +287,7 @@ def _size_at_peak(
     )
 
 
-def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
+def _cost_of_replicas(advice: Advice, tier: Tier) -> Advice:
     """The advice, with the cost per engine multiplied by a replica's number of engines."""
     engines = tier.engines_each or 1
 
@@ -307,13 +307,13 @@ def _cost_of_replicas(advice: Recommendation, tier: Tier) -> Recommendation:
 
 def _more_replicas(
     context: LeverContext, tier: Tier, requests_each: float, incident: Incident, *, lacks: bool
-) -> Recommendation | None:
+) -> Advice | None:
     """More replicas: enough for the peak with the guide's headroom, and for the present shortage.
 
     What was advised before in this incident is held. `requests_each` is the peak per engine (0:
     unknown). `lacks`: a present shortage is one of replicas. None if neither needs more replicas.
     """
-    options: list[Recommendation | None] = []
+    options: list[Advice | None] = []
     # A backlog has to be served only once; its growth is demand.
     evicting = lacks and _engines_ratio(tier, evicting=True) > MOST_OF
     present = at_once(context.demand)
@@ -355,7 +355,7 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
     return len(shown) / len(tier.engines)
 
 
-def _replicas_after(advice: Recommendation, now: int = 0) -> int:
+def _replicas_after(advice: Advice, now: int = 0) -> int:
     """The replicas after the advice; `now` if it changes none, as while a backlog drains."""
     after = (change.after for change in advice.changes if change.flag == REPLICAS)
     return int(next(after, now) or 0)

@@ -20,7 +20,7 @@ from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Load, Peak
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Server, Verdict
 from kneewatch.rules.cascade import Stage, staged
 from kneewatch.rules.rule import OK, STATES, WARNING, Finding, Severity, State
@@ -32,7 +32,7 @@ IN_FLEET = f"{FLEET}/"
 """What the names of a fleet's pools and replicas as targets begin with."""
 
 
-class FleetAdvice(Recommendation, frozen=True, kw_only=True):
+class FleetAdvice(Advice, frozen=True, kw_only=True):
     """A recommendation for a pool or tier.
 
     - `pool`: the pool that it is for.
@@ -96,7 +96,7 @@ class TierSize(Struct, frozen=True, omit_defaults=True):
     gpus_each: Figure | None = written_as("gpus_per_replica", None)
     usd_per_hour: Figure | None = written(None)
     peak: Peak | None = written(None)
-    advice: Internal[Recommendation | None] = None
+    advice: Internal[Advice | None] = None
 
 
 class TierVerdict(Struct, frozen=True, kw_only=True):

@@ -26,8 +26,8 @@ from kneewatch.rules.conditions import Number, Quantity, each_value, nodes
 from kneewatch.rules.facts import Moment, Targets
 from kneewatch.rules.quantities import (
     BaselineValue,
+    Live,
     Minimum,
-    Signal,
     Target,
     UsualValue,
     WindowSeconds,
@@ -67,16 +67,16 @@ PAUSE_MARGIN = 1.5
 """Margin for the next prompt: it may be longer than earlier ones."""
 
 
-LONGEST = Minimum(Signal("output_tokens_p99"), Number(4096.0))
+LONGEST = Minimum(Live("output_tokens_p99"), Number(4096.0))
 """Tokens of the longest answer that admission expects: SGLang expects at most 4,096."""
 
 
 DERIVED: Mapping[str, Quantity] = {
-    "preempted_in_window": WindowSeconds() * Signal("preemption_per_s"),
-    "errors_in_window": WindowSeconds() * Signal("finished_error_per_s"),
-    "accepted_in_window": WindowSeconds() * Signal("accepted_per_s"),
+    "preempted_in_window": WindowSeconds() * Live("preemption_per_s"),
+    "errors_in_window": WindowSeconds() * Live("finished_error_per_s"),
+    "accepted_in_window": WindowSeconds() * Live("accepted_per_s"),
     **{
-        f"{name}_drift_ratio": Signal(of) / BaselineValue(of)
+        f"{name}_drift_ratio": Live(of) / BaselineValue(of)
         for name, of in (
             ("ttft_p99", "ttft_p99_s"),
             ("ttft_p50", "ttft_p50_s"),
@@ -87,26 +87,26 @@ DERIVED: Mapping[str, Quantity] = {
             ("kv_transfer", "kv_transfer_mean_s"),
         )
     },
-    "finished_length_drift_points": Signal("finished_length_ratio")
+    "finished_length_drift_points": Live("finished_length_ratio")
     - BaselineValue("finished_length_ratio"),
     "prefix_hit_quiet_ratio": BaselineValue("prefix_hit_ratio"),
-    "prefill_busy_ratio": Signal("arrival_per_s") * Signal("prefill_mean_s"),
-    "prompt_tail_ratio": Signal("prompt_tokens_p99") / Signal("prompt_tokens_p95"),
-    "prompt_p99_kv_share_ratio": Signal("prompt_tokens_p99") / Signal("kv_capacity_tokens"),
-    "kv_claimed_ratio": Signal("kv_usage_avg_ratio")
+    "prefill_busy_ratio": Live("arrival_per_s") * Live("prefill_mean_s"),
+    "prompt_tail_ratio": Live("prompt_tokens_p99") / Live("prompt_tokens_p95"),
+    "prompt_p99_kv_share_ratio": Live("prompt_tokens_p99") / Live("kv_capacity_tokens"),
+    "kv_claimed_ratio": Live("kv_usage_avg_ratio")
     + (
-        Signal("prompt_tokens_mean")
+        Live("prompt_tokens_mean")
         + LONGEST
-        + Signal("kv_reserve_share_ratio")
-        * Signal("running_avg")
-        * (LONGEST - 0.5 * Signal("output_tokens_mean"))
+        + Live("kv_reserve_share_ratio")
+        * Live("running_avg")
+        * (LONGEST - 0.5 * Live("output_tokens_mean"))
     )
-    / Signal("kv_capacity_tokens"),
-    "queue_wait_estimate_ratio": Signal("expected_wait_s") / Target("ttft_p99_s"),
-    "input_limit_tokens": (2.0 * Signal("prompt_tokens_p95")).at_least(Signal("prompt_tokens_p99")),
+    / Live("kv_capacity_tokens"),
+    "queue_wait_estimate_ratio": Live("expected_wait_s") / Target("ttft_p99_s"),
+    "input_limit_tokens": (2.0 * Live("prompt_tokens_p95")).at_least(Live("prompt_tokens_p99")),
     "output_limit_tokens": OUTPUT_MULTIPLE * BaselineValue("output_tokens_mean"),
-    "queue_limit": (QUEUE_OF_LIMIT * Target("ttft_p99_s") - Signal("prefill_mean_s").otherwise(0.0))
-    * (Signal("waiting_avg") / Signal("expected_wait_s")),
+    "queue_limit": (QUEUE_OF_LIMIT * Target("ttft_p99_s") - Live("prefill_mean_s").otherwise(0.0))
+    * (Live("waiting_avg") / Live("expected_wait_s")),
     "spec_accepted_usual_tokens": UsualValue(SPEC_ACCEPTED.signal),
 }
 """The derived signals with an expression, evaluated at each scrape; `derived_signals.toml` has the

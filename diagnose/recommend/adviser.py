@@ -29,6 +29,7 @@ from kneewatch.diagnose.recommend import (
     levers_replicas,
     levers_speculation,
 )
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice, FlagChange
 from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext, shown
 from kneewatch.diagnose.recommend.demand import (
     KV_TARGET_RATIO,
@@ -46,18 +47,15 @@ from kneewatch.diagnose.recommend.ledger import (
     order,
     subject,
 )
-from kneewatch.diagnose.recommend.past_recommendations import Incident, RecommendationTracker
+from kneewatch.diagnose.recommend.past_advice import AdviceTracker, Incident
 from kneewatch.diagnose.recommend.prediction import After, predicted
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import duration, figure, percent, stated_duration
 
 
-def checked_recommendation(
-    recommendation: Recommendation, context: LeverContext
-) -> Recommendation | None:
+def checked_recommendation(recommendation: Advice, context: LeverContext) -> Advice | None:
     """The recommendation, with a note if it is not sufficient; None if it must not be given.
 
     It is not given if the running version lacks a flag, if the value is already in force, or if the
@@ -77,7 +75,7 @@ def checked_recommendation(
     return with_residual(recommendation, context)
 
 
-def _starts(recommendation: Recommendation, server: Deployment) -> bool:
+def _starts(recommendation: Advice, server: Deployment) -> bool:
     """Whether vLLM would start with the changes, as far as the flags are known.
 
     Source: vllm/config/scheduler.py and vllm/config/lora.py of 0.32.
@@ -106,7 +104,7 @@ WORSE_RATIO = 1.25
 """A latency that grows by this ratio is named as a risk."""
 
 
-def _misses_target(recommendation: Recommendation, context: LeverContext) -> bool:
+def _misses_target(recommendation: Advice, context: LeverContext) -> bool:
     """Whether the change misses a target that is met now."""
     now_s = {
         "ITL": context.facts.values.get("itl_p99_s"),
@@ -118,7 +116,7 @@ def _misses_target(recommendation: Recommendation, context: LeverContext) -> boo
     )
 
 
-def with_residual(recommendation: Recommendation, context: LeverContext) -> Recommendation:
+def with_residual(recommendation: Advice, context: LeverContext) -> Advice:
     """Adds what the change does not mend: a load that exceeds the KV cache, and the backlog."""
     numbers = recommendation.predicted
     demand, waiting = numbers.get("kv_demand_ratio"), context.demand.waiting
@@ -161,9 +159,7 @@ def with_residual(recommendation: Recommendation, context: LeverContext) -> Reco
     )
 
 
-def _tails(
-    recommendation: Recommendation, context: LeverContext
-) -> Iterator[tuple[str, float, float]]:
+def _tails(recommendation: Advice, context: LeverContext) -> Iterator[tuple[str, float, float]]:
     """The name, the target and the predicted P99 in seconds of each latency with a target.
 
     Without a predicted P99, assume that it moves in proportion to the mean; it is not below it.
@@ -180,7 +176,7 @@ def _tails(
             yield name, target_s, max(then_s, moved_s)
 
 
-def _worse(recommendation: Recommendation) -> Iterator[str]:
+def _worse(recommendation: Advice) -> Iterator[str]:
     """The latencies that the change makes clearly worse."""
     before, then = recommendation.before, recommendation.predicted
     for name, key in (
@@ -196,7 +192,7 @@ def _worse_words(worsens: tuple[str, ...]) -> str:
     return " ".join(f"{each}." for each in worsens)
 
 
-def _own_risk(recommendation: Recommendation) -> str:
+def _own_risk(recommendation: Advice) -> str:
     """The risk without the latencies that the change alone makes worse."""
     return recommendation.risk.removesuffix(_worse_words(recommendation.worsens)).strip()
 
@@ -211,7 +207,7 @@ BUDGET_ERROR, BUDGET_GAIN = 1.1, 1.2
 is predicted, except where compute takes nearly the whole step."""
 
 
-def suffices(recommendation: Recommendation, context: LeverContext) -> bool | None:
+def suffices(recommendation: Advice, context: LeverContext) -> bool | None:
     """Whether the change alone removes its cause at the present load; None if unknown."""
     key, predicted_numbers = BY_ID[recommendation.cause].enough, recommendation.predicted
     if not key or (recommendation.id == BUDGET and not context.server.launch_known):
@@ -235,8 +231,8 @@ def suffices(recommendation: Recommendation, context: LeverContext) -> bool | No
 
 
 def ranked_recommendations(
-    recommendations: Sequence[Recommendation], context: LeverContext
-) -> list[Recommendation]:
+    recommendations: Sequence[Advice], context: LeverContext
+) -> list[Advice]:
     """One cause's recommendations in the ledger's order, of each subject the first.
 
     If no single change is sufficient, a sufficient pair comes first. The sort is stable.
@@ -244,16 +240,14 @@ def ranked_recommendations(
     ranked = list(recommendations)
     if context.for_kv and not any(each.suffices for each in ranked):
         ranked[:0] = _sufficient_pair(ranked, context)
-    by_subject: dict[frozenset[str], Recommendation] = {}
+    by_subject: dict[frozenset[str], Advice] = {}
     for each in sorted(ranked, key=order):
         by_subject.setdefault(subject(each), each)
     ranked = list(by_subject.values())
     return [] if ranked and ranked[0].id == QUEUE_LIMIT else ranked
 
 
-def _sufficient_pair(
-    recommendations: Sequence[Recommendation], context: LeverContext
-) -> list[Recommendation]:
+def _sufficient_pair(recommendations: Sequence[Advice], context: LeverContext) -> list[Advice]:
     """The first pair of changes that is sufficient together, free pairs first; [] if there is
     none."""
     grow = [first for first in recommendations if first.id == REPLICAS or _growth(first) > 1]
@@ -267,7 +261,7 @@ def _sufficient_pair(
         by_flag = {change.flag: change for change in changes}
         if len(by_flag) < len(changes) or TENSOR_SPLIT in by_flag:
             continue
-        added = by_flag.get(REPLICAS, Change(REPLICAS, 1, 1))
+        added = by_flag.get(REPLICAS, FlagChange(REPLICAS, 1, 1))
         now, total = float(added.before or 1), float(added.after or 1)
         after = After(
             capacity_tokens=capacity * _growth(first) * _growth(second),
@@ -283,13 +277,11 @@ def _sufficient_pair(
     return []
 
 
-def _growth(recommendation: Recommendation) -> float:
+def _growth(recommendation: Advice) -> float:
     return recommendation.predicted.get("kv_capacity_ratio", 1.0)
 
 
-def _joined(
-    first: Recommendation, second: Recommendation, numbers: dict[str, float]
-) -> Recommendation:
+def _joined(first: Advice, second: Advice, numbers: dict[str, float]) -> Advice:
     costs = (first.cost_usd_per_hour, second.cost_usd_per_hour)
     known_costs = [cost for cost in costs if cost is not None]
     left = numbers.get("kv_demand_ratio", KV_TARGET_RATIO)
@@ -363,7 +355,7 @@ def recommend(
     trend: QueueTrend | None = None,
     weekly_peak_requests: float | None = None,
     curve: CurveLearner | None = None,
-) -> list[Recommendation]:
+) -> list[Advice]:
     """Recommendations against these causes (ids), in the order of the causes, best first.
 
     A lever that helps against two causes is listed under the first. `incidents` has what is held
@@ -380,7 +372,7 @@ def recommend(
         facts = replace(facts, values=plain)
     demand_now = demand(facts.values, server, trend)
     pinned = floor(facts.get("running_max")) if "admission_limit" in causes else None
-    chosen: dict[frozenset[str], Recommendation] = {}
+    chosen: dict[frozenset[str], Advice] = {}
     for cause in causes:
         incident = incidents.setdefault(cause, Incident(whole_s=facts.now_s + facts.window_s))
         context = LeverContext(
@@ -414,12 +406,12 @@ class Adviser:
     def __init__(self, stated: StatedServer = NOTHING) -> None:
         self.weekly_peak_requests: float | None = None
         self._stated = stated_of(stated)
-        self._tracker = RecommendationTracker()
+        self._tracker = AdviceTracker()
         self._config: Mapping[str, str] | None = None
         self._server = Deployment(stated=self._stated)
         self._causes: tuple[str, ...] = ()
         self._computed_s = float("-inf")
-        self._recommendations: tuple[Recommendation, ...] = ()
+        self._recommendations: tuple[Advice, ...] = ()
         self._incidents: dict[str, Incident] = {}
         self._queue = QueueHistory()
         self._restarted = False
@@ -446,7 +438,7 @@ class Adviser:
 
     def advise(
         self, facts: Facts, causes: Sequence[Cause], curve: CurveLearner | None = None
-    ) -> tuple[Recommendation, ...]:
+    ) -> tuple[Advice, ...]:
         """The recommendations for these causes now. `curve` has the windows that this engine was
         measured in."""
         if self._restarted and facts.config:

@@ -14,8 +14,8 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
 from kneewatch.diagnose.deployment.vllm_flags import COUNTS, LARGEST
 from kneewatch.diagnose.learned.knee import CurveLearner
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO, Demand
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.diagnose.recommend.step_times import StepTimes, reaches
 from kneewatch.rules.formatting import about, percent, plural, singular, span
 
@@ -112,7 +112,7 @@ class LeverContext(Struct, frozen=True, dict=True):
         return self.facts.values.get(signal) or 0.0
 
 
-Lever = Callable[[LeverContext], Recommendation | None]
+Lever = Callable[[LeverContext], Advice | None]
 
 
 def seats_held(context: LeverContext, *, usage_ratio: float = KV_TARGET_RATIO) -> int | None:
@@ -156,18 +156,18 @@ def advice(
     checks: Sequence[str] = (),
     risk: str = "",
     verify: Sequence[str] = (),
-) -> Recommendation:
+) -> Advice:
     """A recommendation against the context's cause, with what levers.toml has of the lever; free
     unless a cost is given."""
     predicted_numbers = predicted or {}
     lever = packaged_tables("diagnose.recommend", "levers.toml").get(lever_id, {})
     usual = [text.format(settled=SETTLE_WORDS) for text in lever.get("verify", ())]
     summary = singular(f"{summary}{_measured_words(context, predicted_numbers)}")
-    return Recommendation(
+    return Advice(
         id=lever_id,
         cause=context.cause,
         changes=tuple(
-            Change(flag, now, predicted_numbers) for flag, now, predicted_numbers in changes
+            FlagChange(flag, now, predicted_numbers) for flag, now, predicted_numbers in changes
         ),
         summary=summary,
         before=shown(before or {}),

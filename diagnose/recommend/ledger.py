@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.collector.engines.engine_kind import SPECULATION
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 
 BUDGET_UP = "max-num-batched-tokens-up"
 RAISED_LIMITS = ("max-num-seqs-up", BUDGET_UP, "max-loras")
@@ -26,12 +26,12 @@ QUEUE_LIMIT, FEWER_REPLICAS = "queue-limit", "fewer-replicas"
 """The first rejects user requests; the second is for quiet times."""
 
 
-def is_free(recommendation: Recommendation) -> bool:
+def is_free(recommendation: Advice) -> bool:
     """Whether the change needs no more GPUs; if the cost is unknown, it counts as needing some."""
     return recommendation.cost_usd_per_hour is not None and recommendation.cost_usd_per_hour <= 0
 
 
-def order(recommendation: Recommendation) -> int:
+def order(recommendation: Advice) -> int:
     """The place of a change in the ledger, from 0 on.
 
     A limit that binds and what is free and sufficient, then flags that fix the cache, what is
@@ -55,7 +55,7 @@ def order(recommendation: Recommendation) -> int:
     return 2 if recommendation.suffices else 3 if free else 4
 
 
-def _hits_are_random(routing: Recommendation) -> bool:
+def _hits_are_random(routing: Advice) -> bool:
     """Whether the hit ratio fell to about the share that random routing leaves each replica."""
     usual = routing.predicted.get("prefix_hit_ratio")
     if usual is None:
@@ -64,7 +64,7 @@ def _hits_are_random(routing: Recommendation) -> bool:
     return LEAST_CHANCE <= share * routing.before["replicas"] <= NEAR_CHANCE
 
 
-def subject(recommendation: Recommendation) -> frozenset[str]:
+def subject(recommendation: Advice) -> frozenset[str]:
     """What a change is about: of two changes with the same subject only one can be made."""
     if recommendation.id.startswith("spec-"):
         return frozenset({SPECULATION})

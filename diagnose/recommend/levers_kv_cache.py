@@ -12,6 +12,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, Gpu
 from kneewatch.diagnose.causes.common_conditions import GIANT_FROM
 from kneewatch.diagnose.causes.prefix_cache import WAS_SHARED_FROM
 from kneewatch.diagnose.deployment.vllm_flags import FP8_KV_SINCE
+from kneewatch.diagnose.recommend.advice import Advice, Value
 from kneewatch.diagnose.recommend.context import (
     MORE_CACHE_FROM,
     SETTLE_WORDS,
@@ -30,7 +31,6 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
 )
-from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch import GRAPHS_TAKEN
 from kneewatch.diagnose.sizing.speed.roofline_inputs import on_gpu
@@ -64,7 +64,7 @@ def _times_needed(context: LeverContext) -> float:
     )
 
 
-def kv_blocks(context: LeverContext) -> Recommendation | None:
+def kv_blocks(context: LeverContext) -> Advice | None:
     """A higher --num-gpu-blocks-override, if it is set: it alone then decides the cache size."""
     now = context.server.blocks_override
     if now is None or now < 2:
@@ -98,7 +98,7 @@ def _unfixed(
     *,
     checks: Sequence[str],
     risk: str,
-) -> Recommendation | None:
+) -> Advice | None:
     """A higher value of the flag that fixes the cache, which then holds so many times the tokens;
     None if the load needs no more, or no more fits."""
     capacity = context.server.capacity_tokens
@@ -124,7 +124,7 @@ def _larger(
     *,
     checks: Sequence[str] = (),
     risk: str = "",
-) -> Recommendation:
+) -> Advice:
     """A recommendation of a larger KV cache, with what it changes."""
     numbers = predicted(context, after)
     return advice(
@@ -157,7 +157,7 @@ def _available_bytes(context: LeverContext) -> float | None:
     return None if sized is None else sized.available_bytes.low
 
 
-def kv_memory_bytes(context: LeverContext) -> Recommendation | None:
+def kv_memory_bytes(context: LeverContext) -> Advice | None:
     """A higher --kv-cache-memory-bytes, if it is set and no block override is."""
     server = context.server
     if server.kv_memory_bytes is None or server.blocks_override is not None:
@@ -222,7 +222,7 @@ QUALITY = (
 )
 
 
-def kv_fp8(context: LeverContext) -> Recommendation | None:
+def kv_fp8(context: LeverContext) -> Advice | None:
     """An FP8 KV cache, which holds about twice the tokens in the same memory."""
     server, gpu = context.server, context.server.stated.gpu
     if server.kv_is_quantized or not server.capacity_tokens or not _fp8_kv_runs(context, gpu):
@@ -284,7 +284,7 @@ def _fp8_blocks(context: LeverContext) -> int | None:
     return floor(server.blocks * ratio)
 
 
-def gpu_memory_utilization(context: LeverContext) -> Recommendation | None:
+def gpu_memory_utilization(context: LeverContext) -> Advice | None:
     """A larger share of the GPU's memory, if this flag decides the cache size."""
     server, now = context.server, context.server.launch.gpu_memory_utilization
     fixed = server.kv_memory_bytes is not None or server.blocks_override is not None
@@ -333,7 +333,7 @@ OFFLOADING_SINCE = (0, 12, 0)
 """The first vLLM that offloads KV blocks so."""
 
 
-def host_cache(context: LeverContext) -> Recommendation | None:
+def host_cache(context: LeverContext) -> Advice | None:
     """Host memory for evicted KV blocks, for long contexts without latency targets (batch work).
 
     None where a block is computed again in less time than it is reloaded.
@@ -379,7 +379,7 @@ FABRIC = "infiniband-ndr"
 """The link that transfers between nodes are compared with: 400 Gbit/s per GPU (guide 5.6)."""
 
 
-def prompt_order(context: LeverContext) -> Recommendation | None:
+def prompt_order(context: LeverContext) -> Advice | None:
     """Put the shared part of prompts in front again, if prompts used to share a prefix."""
     quiet, hits = context.facts.baseline.get("prefix_hit_ratio"), context.get("prefix_hit_ratio")
     if quiet is None or quiet < WAS_SHARED_FROM or hits >= quiet:
@@ -402,7 +402,7 @@ def prompt_order(context: LeverContext) -> Recommendation | None:
     )
 
 
-def sticky_routing(context: LeverContext) -> Recommendation | None:
+def sticky_routing(context: LeverContext) -> Advice | None:
     """Routing by prefix, so that requests with the same prefix go to the same replica."""
     if not context.server.stated.replicas or context.server.replicas < 2:
         return None
@@ -479,7 +479,7 @@ def _freed_words(predicted: dict[str, float]) -> str:
     return f" Restoring it would free {percent(share)} of the GPU time{dollars}."
 
 
-def transfer_path(context: LeverContext) -> Recommendation | None:
+def transfer_path(context: LeverContext) -> Advice | None:
     """What to inspect if KV transfers are slow, and how long the fabric should need."""
     mean_s = context.facts.values.get("kv_transfer_mean_s")
     if mean_s is None:

@@ -16,6 +16,7 @@ from kneewatch.collector.engines.engine_kind import (
 )
 from kneewatch.diagnose.causes.kv_and_queue import SLOW_FROM_DRIFT
 from kneewatch.diagnose.learned.derived_signals import OUTPUT_MULTIPLE, QUEUE_OF_LIMIT
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.context import (
     SETTLE_WORDS,
     LeverContext,
@@ -34,7 +35,6 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
     settled,
 )
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.weights import Adapters
 from kneewatch.rules.formatting import figure, percent, plural, span, stated_duration
 
@@ -45,7 +45,7 @@ known callers get a seat each."""
 SPARE_SEATS = 1.1
 
 
-def fewer_seqs(context: LeverContext) -> Recommendation | None:
+def fewer_seqs(context: LeverContext) -> Advice | None:
     """Fewer seats: only as many requests run as the KV cache holds, the others queue."""
     server, demand = context.server, context.demand
     held = seats_held(context)
@@ -112,7 +112,7 @@ def _served_per_s(context: LeverContext) -> float:
     )
 
 
-def more_seqs(context: LeverContext) -> Recommendation | None:
+def more_seqs(context: LeverContext) -> Advice | None:
     """More seats, as far as the KV cache and ITL allow."""
     server, demand = context.server, context.demand
     now = context.seats or floor(context.get("running_max"))
@@ -235,7 +235,7 @@ def _alone_itl_s(context: LeverContext) -> float:
     return alone.itl_s / mean_s * context.get("itl_p99_s") if alone and mean_s else 0.0
 
 
-def queue_limit(context: LeverContext) -> Recommendation | None:
+def queue_limit(context: LeverContext) -> Advice | None:
     """A queue limit (circuit breaker): requests beyond it would miss the TTFT target anyway.
 
     vLLM's limit also counts running requests, over all data-parallel ranks
@@ -276,7 +276,7 @@ def queue_limit(context: LeverContext) -> Recommendation | None:
     )
 
 
-def max_model_len(context: LeverContext) -> Recommendation | None:
+def max_model_len(context: LeverContext) -> Advice | None:
     """A shorter longest request, if one request of full length would fill the KV cache."""
     server, capacity = context.server, context.server.capacity_tokens
     longest = server.launch.max_model_len
@@ -313,7 +313,7 @@ KV_ROOM_RATIO = 0.8
 OUTPUT_STEP_TOKENS = 64
 
 
-def more_adapter_slots(context: LeverContext) -> Recommendation | None:
+def more_adapter_slots(context: LeverContext) -> Advice | None:
     """More adapter slots, if requests wait for an adapter slot."""
     slots, held_back = context.facts.values.get("lora_max"), context.get("waiting_deferred_avg")
     if not slots:
@@ -398,7 +398,7 @@ def _kv_numbers(context: LeverContext, slots: int) -> dict[str, float]:
     return predicted(context, After(capacity_tokens=capacity, launch=wider))
 
 
-def adapter_routing(context: LeverContext) -> Recommendation | None:
+def adapter_routing(context: LeverContext) -> Advice | None:
     """Routing by adapter, so that each replica serves only some of the adapters."""
     if not context.server.stated.replicas or context.server.replicas < 2:
         return None
@@ -415,7 +415,7 @@ def adapter_routing(context: LeverContext) -> Recommendation | None:
     )
 
 
-def output_cap(context: LeverContext) -> Recommendation | None:
+def output_cap(context: LeverContext) -> Advice | None:
     """A server-wide limit on the output length, computed from its baseline."""
     quiet = context.facts.baseline.get("output_tokens_mean")
     if not quiet:

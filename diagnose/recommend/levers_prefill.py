@@ -14,6 +14,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS
 from kneewatch.diagnose.causes.bottleneck import bound_of
 from kneewatch.diagnose.causes.common_conditions import why_together
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.ledger import BUDGET_UP
 from kneewatch.diagnose.recommend.prediction import (
@@ -24,7 +25,6 @@ from kneewatch.diagnose.recommend.prediction import (
     present,
     resized_tokens,
 )
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.rules.formatting import duration
 
@@ -156,7 +156,7 @@ def tokens_are_late(context: LeverContext) -> bool:
 APART = "prefill and decode on separate servers"
 
 
-def prefix_caching(context: LeverContext) -> Recommendation | None:
+def prefix_caching(context: LeverContext) -> Advice | None:
     """Turn prefix caching on, if cache_config_info shows that it is off."""
     server = context.server
     if server.launch.prefix_caching is not False:
@@ -200,7 +200,7 @@ def prefix_caching(context: LeverContext) -> Recommendation | None:
     )
 
 
-def chunked_prefill(context: LeverContext) -> Recommendation | None:
+def chunked_prefill(context: LeverContext) -> Advice | None:
     """Turn chunked prefill on, with a token budget, if the launch turned it off."""
     server = context.server
     off = server.chunked_prefill is False
@@ -231,7 +231,7 @@ def chunked_prefill(context: LeverContext) -> Recommendation | None:
     )
 
 
-def smaller_budget(context: LeverContext) -> Recommendation | None:
+def smaller_budget(context: LeverContext) -> Advice | None:
     """Fewer tokens of a step: each step prefills a smaller chunk of a prompt."""
     server, budget = context.server, budget_tokens(context)
     now = server.launch.max_num_batched_tokens
@@ -263,7 +263,7 @@ def smaller_budget(context: LeverContext) -> Recommendation | None:
     )
 
 
-def larger_budget(context: LeverContext) -> Recommendation | None:
+def larger_budget(context: LeverContext) -> Advice | None:
     """More tokens of a step, if steps are full of prompt tokens and still short.
 
     Without a stated budget, it is the mean step: prompts are longer and always under prefill.
@@ -316,7 +316,7 @@ def _least_step_s(context: LeverContext, step_s: float) -> float | None:
     return min((each for each in seen if 0 < each < step_s), default=None)
 
 
-def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
+def long_prefill_threshold(context: LeverContext) -> Advice | None:
     """--long-prefill-token-threshold, which splits only long prompts into small chunks."""
     server, budget = context.server, budget_tokens(context)
     if server.chunked_prefill is False or budget is None or not splits_prompts(context, budget):
@@ -337,7 +337,7 @@ def long_prefill_threshold(context: LeverContext) -> Recommendation | None:
     )
 
 
-def disaggregation(context: LeverContext) -> Recommendation | None:
+def disaggregation(context: LeverContext) -> Advice | None:
     """Run prefill and decode on separate servers, if chunking cannot meet both targets.
 
     None if it would not help, or if the known replicas compute prompts for less than one server.
@@ -360,7 +360,7 @@ def disaggregation(context: LeverContext) -> Recommendation | None:
 CONFIRM_16_BIT = "confirm that the checkpoint is 16-bit now: vLLM's metrics do not show it"
 
 
-def quantized_weights(context: LeverContext) -> Recommendation | None:
+def quantized_weights(context: LeverContext) -> Advice | None:
     """Weights with fewer bits, so that each step reads fewer bytes: FP8, or else INT8 or AWQ.
 
     None if the GPU is unknown: it may be a CPU, which supports none of these formats.

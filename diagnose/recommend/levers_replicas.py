@@ -11,6 +11,7 @@ from kneewatch.diagnose.account_signals import CHANGED_FROM, STREAM_RATE, STREAM
 from kneewatch.diagnose.capacity import Degree, DegreeComparison
 from kneewatch.diagnose.causes.tensor_parallel import degree_text
 from kneewatch.diagnose.deployment.deployment import memory_of
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice
 from kneewatch.diagnose.recommend.context import (
     MORE_CACHE_FROM,
     SETTLE_WORDS,
@@ -27,7 +28,6 @@ from kneewatch.diagnose.recommend.prediction import (
     resized_tokens,
     settled,
 )
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
@@ -59,7 +59,7 @@ MOST_TIMES = 100.0
 """Above this load ratio, the server has another problem than too few replicas."""
 
 
-def more_replicas(context: LeverContext) -> Recommendation | None:
+def more_replicas(context: LeverContext) -> Advice | None:
     """More replicas for the rate at which requests arrive; None while a backlog drains by itself.
 
     If the KV cache is too small, also for the tokens of the requests that run at that rate.
@@ -124,7 +124,7 @@ def more_replicas(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _wait(context: LeverContext, ratio: float) -> Recommendation:
+def _wait(context: LeverContext, ratio: float) -> Advice:
     """No change: the present replicas serve more than arrives, and drain the backlog."""
     words, backlog = backlog_of(context, context.server.replicas)
     return advice(
@@ -300,7 +300,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
     )
 
 
-def tensor_parallel(context: LeverContext) -> Recommendation | None:
+def tensor_parallel(context: LeverContext) -> Advice | None:
     """Twice the tensor-parallel degree, if model and GPU are known."""
     server = context.server
     now, launch = server.stated.degree, server.sized_launch
@@ -349,7 +349,7 @@ LEAST_REPLICAS = 2
 """Fewest replicas to keep: if a single one fails, no other takes over."""
 
 
-def fewer_replicas(context: LeverContext) -> Recommendation | None:
+def fewer_replicas(context: LeverContext) -> Advice | None:
     """Fewer replicas if the weekly peak leaves spare capacity; otherwise the reason to keep them.
 
     Sized for the requests at the peak, by KV cache and max_num_seqs, with 50% headroom. At the
@@ -438,7 +438,7 @@ def _why_not(
     return ""
 
 
-def _kept(context: LeverContext, why: str) -> Recommendation:
+def _kept(context: LeverContext, why: str) -> Advice:
     """A recommendation without a change, which gives the reason to keep the present replicas."""
     return advice(
         context,
@@ -461,7 +461,7 @@ KEPT = ("kv_capacity_tokens", "kv_demand_ratio", "kv_usage_ratio", "usd_per_hour
 """Predicted numbers that are shown. Speed is not, because the benchmark has measured it."""
 
 
-def lower_tensor_parallel(context: LeverContext) -> Recommendation | None:
+def lower_tensor_parallel(context: LeverContext) -> Advice | None:
     """The benchmark's smaller degree on the same GPUs.
 
     None unless weights and KV cache certainly fit with the present load.

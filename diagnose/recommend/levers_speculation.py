@@ -16,9 +16,9 @@ from kneewatch.diagnose.causes.optional_features import (
     has_fallen,
     newest_acceptance,
 )
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
 from kneewatch.diagnose.recommend.prediction import computed_costs
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import on_gpu
 from kneewatch.rules.formatting import percent
@@ -85,7 +85,7 @@ FIRST_DRAFT_TOKENS = 3
 """Draft tokens to start with: wrong short drafts cost little."""
 
 
-def speculation(context: LeverContext) -> Recommendation | None:
+def speculation(context: LeverContext) -> Advice | None:
     """Turn speculation on, if few requests decode slowly and the GPU has spare compute."""
     facts, (text, _) = context.facts, _config(context)
     drafting = text is not None or facts.values.get("spec_draft_tokens_per_s") is not None
@@ -108,7 +108,7 @@ def speculation(context: LeverContext) -> Recommendation | None:
     )
 
 
-def shorter_draft(context: LeverContext) -> Recommendation | None:
+def shorter_draft(context: LeverContext) -> Advice | None:
     """Fewer draft tokens, if the measured acceptance favours a shorter draft."""
     drafts = _drafts(context)
     if drafts is None or has_fallen(context.facts):
@@ -150,7 +150,7 @@ def _draft_numbers(context: LeverContext, drafts: Drafts, tokens: int) -> dict[s
     }
 
 
-def no_speculation(context: LeverContext) -> Recommendation | None:
+def no_speculation(context: LeverContext) -> Advice | None:
     """Turn speculation off, if the accepted tokens do not pay for drafting."""
     if has_fallen(context.facts):  # the window's mean is that of another acceptance
         return None
@@ -184,7 +184,7 @@ def no_speculation(context: LeverContext) -> Recommendation | None:
     )
 
 
-def _watched_speculation(context: LeverContext, drafts: Drafts) -> Recommendation:
+def _watched_speculation(context: LeverContext, drafts: Drafts) -> Advice:
     """A recommendation without a change: speculation still pays; what to watch."""
     tokens = drafts.tokens
     return advice(

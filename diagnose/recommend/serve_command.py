@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine, is_hidden, printed_words, variable
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand, Value
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, ServeCommand, Value
 
 
 def serve_command(
-    launch: CommandLine, model: str, changes: Iterable[Change] = ()
+    launch: CommandLine, model: str, changes: Iterable[FlagChange] = ()
 ) -> ServeCommand | None:
     """The command after the changes of flags; None if no flag changes, or the model is unknown.
 
@@ -37,8 +37,8 @@ def serve_command(
 
 
 def with_command(
-    recommendation: Recommendation, stated: Stated, values: Mapping[str, float | None]
-) -> Recommendation:
+    recommendation: Advice, stated: Stated, values: Mapping[str, float | None]
+) -> Advice:
     """The recommendation with the whole command, if the present one is known.
 
     `values` are the signals now: a restart ends the requests, and empties the prefix cache.
@@ -62,13 +62,13 @@ def with_command(
     return replace(recommendation, command=command)
 
 
-def arguments(changes: Iterable[Change]) -> list[str]:
+def arguments(changes: Iterable[FlagChange]) -> list[str]:
     """The arguments that set the changed flags, quoted for a shell; flags to drop are left out."""
     flags = [change for change in changes if change.flag.startswith("--")]
     return [printed_words(flag, value, is_new=True) for flag, value in _changed({}, flags).items()]
 
 
-def _changed(flags: Mapping[str, str], changes: Iterable[Change]) -> dict[str, str]:
+def _changed(flags: Mapping[str, str], changes: Iterable[FlagChange]) -> dict[str, str]:
     """The flags after the changes, in their order; new flags come last."""
     after = dict(flags)
     for change in changes:

@@ -23,10 +23,10 @@ from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.startup_log import StartupLog, title
 from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.ranking import ENGINE_DIED, STARTUP_FAILED
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value
 from kneewatch.diagnose.recommend.levers_kv_cache import UTILIZATION_MOST
 from kneewatch.diagnose.recommend.levers_replicas import MOST_TENSOR_PARALLEL
 from kneewatch.diagnose.recommend.prediction import computed_memory
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
@@ -59,7 +59,7 @@ class Remedies:
         self._cause = ENGINE_DIED if failure.served else STARTUP_FAILED
         self._launch = deployment({}, stated).sized_launch
 
-    def all(self) -> Iterator[Recommendation]:
+    def all(self) -> Iterator[Advice]:
         """All changes that can be computed, best first."""
         kind = self._failure.kind
         if kind in (log.KV_SMALL, log.MODEL_LEN):
@@ -86,7 +86,7 @@ class Remedies:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in lacks)
         return [f"what fits on these GPUs: state {named}"] if lacks else []
 
-    def _shorter_context(self) -> Iterator[Recommendation]:
+    def _shorter_context(self) -> Iterator[Advice]:
         """Recommends the longest context that fits, by vLLM's estimate and by the cache's
         layout."""
         longest = self._number("longest_tokens")
@@ -107,26 +107,26 @@ class Remedies:
             else f"The model allows {longest:,.0f} tokens."
         )
         yield self._advice(
-            Change(LONGEST_TOKENS, None if now is None else int(now), to),
+            FlagChange(LONGEST_TOKENS, None if now is None else int(now), to),
             why,
             check=f"confirm that no user needs requests of more than {to:,} tokens",
             risk="vLLM rejects longer requests. A cache for one such request serves few at once.",
         )
 
-    def _fewer_seats(self) -> Iterator[Recommendation]:
+    def _fewer_seats(self) -> Iterator[Advice]:
         """Recommends the largest power of two that the blocks in the log allow."""
         most, now = self._number("most_seqs"), self._number("max_num_seqs")
         if most is None or now is None or most < 1:
             return
         yield self._advice(
-            Change(SEATS, int(now), 1 << int(most).bit_length() - 1),
+            FlagChange(SEATS, int(now), 1 << int(most).bit_length() - 1),
             f"The KV cache has blocks for the states of {most:,.0f} running requests.",
             predicted={},
             check="confirm that fewer requests at once are enough, or serve with more GPUs",
             risk=_RISKS[SEATS],
         )
 
-    def _lower_utilization(self) -> Iterator[Recommendation]:
+    def _lower_utilization(self) -> Iterator[Advice]:
         """Recommends a utilization that requests only the free share of the GPU's memory."""
         total_gib, others_gib = self._number("gpu_memory_gib"), log.others_gpu_gib(self._failure)
         free_gib = self._number("free_gib") or (total_gib or 0.0) - (others_gib or 0.0)
@@ -138,14 +138,14 @@ class Remedies:
         if to < 0.05 or (now is not None and to >= now) or (sized and not sized.holds_one):
             return
         yield self._advice(
-            Change(MEMORY_SHARE, now, to),
+            FlagChange(MEMORY_SHARE, now, to),
             f"{free_gib:.4g} of {total_gib:g} GiB were free when vLLM started.",
             check="check with nvidia-smi which process uses the GPU: if it is a previous vLLM, end "
             "it instead",
             risk="The KV cache becomes smaller; if weights do not fit, vLLM still does not start.",
         )
 
-    def _out_of_memory(self) -> Iterator[Recommendation]:
+    def _out_of_memory(self) -> Iterator[Advice]:
         """Recommends less of what the phase of the start takes memory for, or more GPUs where the
         sizing shows that the launch does not fit. Another process must end first."""
         if log.others_gpu_gib(self._failure):
@@ -160,7 +160,7 @@ class Remedies:
         if not lower and (sized is None or not sized.holds_one):
             yield from self._more_gpus()
 
-    def _lower(self, flag: str) -> Iterator[Recommendation]:
+    def _lower(self, flag: str) -> Iterator[Advice]:
         """Recommends a lower value of a flag: the next with which the launch is predicted to start
         and to need as much less memory as PyTorch could not allocate."""
         is_share, launch, total_gib = flag == MEMORY_SHARE, self._launch, self._memory_gib
@@ -184,7 +184,7 @@ class Remedies:
             phase = log.phases()[str(self._failure.details["phase"])]
             less = "less memory" if less_gib is None else f"{less_gib:.1f} GiB less"
             yield self._advice(
-                Change(flag, now, to),
+                FlagChange(flag, now, to),
                 f"GPU memory ran out {phase['what']}. With {to:g}, vLLM takes {less}.",
                 predicted={} if sized is None else _held(sized),
                 check="check with nvidia-smi that no other process uses the GPU",
@@ -200,7 +200,7 @@ class Remedies:
             return None if logged is None else int(logged)
         return {SEATS: launch.seqs, STEP_TOKENS: launch.batched_tokens}.get(flag)
 
-    def _higher_utilization(self) -> Iterator[Recommendation]:
+    def _higher_utilization(self) -> Iterator[Advice]:
         """Recommends the lowest utilization at which one request of full length fits."""
         now, available_gib = self._utilization, self._available_gib()
         memory_gib, needed_gib = self._memory_gib, self._number("needed_gib")
@@ -217,14 +217,14 @@ class Remedies:
         if not now < to <= UTILIZATION_MOST:
             return
         yield self._advice(
-            Change(MEMORY_SHARE, now, to),
+            FlagChange(MEMORY_SHARE, now, to),
             f"One request of full length needs {needed_gib:.2f} GiB of KV cache, and "
             f"{available_gib:.2f} GiB are available at {now:g}.",
             check="confirm that no other process uses the GPU",
             risk="Less memory is left for spikes outside vLLM's share; do not exceed 0.95.",
         )
 
-    def _more_gpus(self) -> Iterator[Recommendation]:
+    def _more_gpus(self) -> Iterator[Advice]:
         """Recommends the next larger tensor-parallel degree at which one request of full length
         fits."""
         launch = self._launch
@@ -242,7 +242,7 @@ class Remedies:
             linked = "connected by NVLink" if to <= launch.gpu.nvlink_gpus else "in one node"
             held = _held(sized)
             yield self._advice(
-                Change(TENSOR_SPLIT, now, to),
+                FlagChange(TENSOR_SPLIT, now, to),
                 f"On {to} GPUs the weights take {(sized.weights_bytes or 0) / GIB:.1f} GiB of "
                 f"each, and the KV cache holds {held['max_concurrency']:.1f} requests of full "
                 "length.",
@@ -255,19 +255,19 @@ class Remedies:
 
     def _advice(
         self,
-        change: Change,
+        change: FlagChange,
         summary: str,
         *,
         check: str,
         risk: str,
         predicted: Mapping[str, float] | None = None,
         cost_usd_per_hour: float | None = 0.0,
-    ) -> Recommendation:
+    ) -> Advice:
         """A recommendation; without numbers that it `predicted`, with those of its flag."""
         launch, model = self._stated.command_line, self._stated.model
         before, after = _figure(change.flag, change.before), _figure(change.flag, change.after)
         model_id = "" if model is None else model.id
-        return Recommendation(
+        return Advice(
             id=change.flag[2:].removesuffix("-size"),
             cause=self._cause,
             changes=(change,),

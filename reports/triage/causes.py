@@ -12,9 +12,10 @@ from msgspec import Struct
 
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.engine.wording import spoken
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import Cause, Evidence, Verdict
 from kneewatch.diagnose.verdict_json import changes_words
+from kneewatch.reports.advice_text import restart_words
 from kneewatch.reports.diagnosis_text import (
     GAUGES,
     advice_words,
@@ -23,7 +24,6 @@ from kneewatch.reports.diagnosis_text import (
     notable,
     quiet_notes,
 )
-from kneewatch.reports.recommendation_text import restart_words
 from kneewatch.reports.triage.charts import Axis, Bound, Chart, chart
 from kneewatch.reports.triage.timeline import Lanes, lanes
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS, EngineView, Standing
@@ -32,12 +32,12 @@ from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Finding, Severity
 
 
-def title(recommendation: Recommendation) -> str:
+def title(recommendation: Advice) -> str:
     """All changes in one line. Without changes: the advice."""
     return changes_words(recommendation).replace(" -> ", " → ") or recommendation.summary
 
 
-def cost(recommendation: Recommendation) -> str:
+def cost(recommendation: Advice) -> str:
     """The extra cost of a change, and whether it needs a restart."""
     usd_per_hour = recommendation.cost_usd_per_hour
     if usd_per_hour is None:

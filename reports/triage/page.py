@@ -16,18 +16,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.doc_links import cause_page, rule_page
-from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import (
-    changed_words,
-    latency_basis,
-    server_words,
-    stage_words,
-    summary_words,
-    symptoms_shown,
-)
-from kneewatch.reports.health import counted, stage_known
-from kneewatch.reports.lines import moment, printable
-from kneewatch.reports.recommendation_text import (
+from kneewatch.reports.advice_text import (
     advised,
     args_words,
     besides,
@@ -40,6 +29,17 @@ from kneewatch.reports.recommendation_text import (
     replaced,
     stop_gap_steps,
 )
+from kneewatch.reports.coverage import gaps
+from kneewatch.reports.diagnosis_text import (
+    changed_words,
+    latency_basis,
+    server_words,
+    stage_words,
+    summary_words,
+    symptoms_shown,
+)
+from kneewatch.reports.health import counted, stage_known
+from kneewatch.reports.lines import moment, printable
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.triage.causes import EnginePart, cost, keyed, title
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, first_s, tick_label

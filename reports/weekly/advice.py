@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import chain, islice
 
 from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice
 from kneewatch.diagnose.recommend.ledger import QUANTIZED, order, subject
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Recommendation
 from kneewatch.diagnose.sizing.levers import as_sized, holds_few
 from kneewatch.diagnose.sizing.levers import levers as sizing_levers
 from kneewatch.diagnose.sizing.size import Size
 from kneewatch.reports.weekly import measures as m
-from kneewatch.reports.weekly.figures import Advice, FlagChange
+from kneewatch.reports.weekly.figures import AdviceOutcome, ReportedFlag
 from kneewatch.reports.weekly.observed import EpisodeObserved
 from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
 from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
@@ -55,10 +55,10 @@ def levers(
     return (*map(_recommended_lever, of_ledger), *of_size)
 
 
-def changes_of(recommendation: Recommendation) -> tuple[FlagChange, ...]:
+def changes_of(recommendation: Advice) -> tuple[ReportedFlag, ...]:
     """The flag changes of a recommendation."""
     return tuple(
-        FlagChange(change.flag, _text(change.before), _text(change.after))
+        ReportedFlag(change.flag, _text(change.before), _text(change.after))
         for change in recommendation.changes
     )
 
@@ -118,7 +118,7 @@ WAS_APPLIED = ("applied", "kept", "missed", "worsened")
 
 def advised(
     incident: EpisodeObserved, recommended: Sequence[Recommended], replicas: int
-) -> tuple[Advice, ...]:
+) -> tuple[AdviceOutcome, ...]:
     """The recommendations for the incident's cause that were made during the incident, with their
     outcomes. One that assumed fewer than the `replicas` that served then is left out.
 
@@ -149,7 +149,7 @@ def advised(
     return tuple(map(advice, sorted(newest.values(), key=lambda each: order(each.recommendation))))
 
 
-def _assumed_fewer(recommendation: Recommendation, replicas: int) -> bool:
+def _assumed_fewer(recommendation: Advice, replicas: int) -> bool:
     """Whether it counts with fewer replicas: the daemon of one server assumes one until the number
     is stated."""
     return (recommendation.before.get(REPLICAS) or replicas) < replicas or any(
@@ -158,10 +158,10 @@ def _assumed_fewer(recommendation: Recommendation, replicas: int) -> bool:
     )
 
 
-def advice(recommended: Recommended) -> Advice:
+def advice(recommended: Recommended) -> AdviceOutcome:
     """A recommendation with its outcome."""
     of = recommended.recommendation
-    return Advice(
+    return AdviceOutcome(
         id=of.id,
         cause=of.cause,
         summary=of.summary,

@@ -69,7 +69,7 @@ class Line(Struct, frozen=True):
     values: tuple[float | None, ...]
 
 
-class FlagChange(Struct, frozen=True):
+class ReportedFlag(Struct, frozen=True):
     """A change of one flag of the server: its old and its new value."""
 
     flag: str
@@ -77,7 +77,7 @@ class FlagChange(Struct, frozen=True):
     after: str
 
 
-class Advice(Struct, frozen=True):
+class AdviceOutcome(Struct, frozen=True):
     """A recommendation with its outcome.
 
     `fate` is the outcome: open (not applied yet), applied (not measured yet), kept, missed or
@@ -90,7 +90,7 @@ class Advice(Struct, frozen=True):
     id: str
     cause: str
     summary: str
-    changes: tuple[FlagChange, ...]
+    changes: tuple[ReportedFlag, ...]
     fate: str
     first_s: float
     last_s: float

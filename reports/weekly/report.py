@@ -10,7 +10,14 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from kneewatch.diagnose.verdict import Evidence
-from kneewatch.reports.weekly.figures import Advice, DataQuality, FlagChange, Line, Period, Trend
+from kneewatch.reports.weekly.figures import (
+    AdviceOutcome,
+    DataQuality,
+    Line,
+    Period,
+    ReportedFlag,
+    Trend,
+)
 from kneewatch.reports.weekly.tier_sections import (
     TierKnee,
     TierMoney,
@@ -59,7 +66,7 @@ class Action(Struct, frozen=True):
     text: str
     why: str
     recommendation: str
-    changes: tuple[FlagChange, ...]
+    changes: tuple[ReportedFlag, ...]
     incident: str = ""
 
 
@@ -162,7 +169,7 @@ class Incident(Struct, frozen=True):
     cost: IncidentCost
     evidence: tuple[Evidence, ...]
     against: tuple[Evidence, ...]
-    advice: tuple[Advice, ...]
+    advice: tuple[AdviceOutcome, ...]
     lines: tuple[Line, ...]
     guide: tuple[str, ...]
     replicas: tuple[str, ...]
@@ -204,7 +211,7 @@ class TrackRow(Struct, frozen=True):
     tier: str
     target: str
     engine: str
-    advice: Advice
+    advice: AdviceOutcome
     comparisons: tuple[Comparison, ...]
 
 

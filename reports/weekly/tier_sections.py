@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Range
-from kneewatch.reports.weekly.figures import FlagChange, Spark, Trend
+from kneewatch.reports.weekly.figures import ReportedFlag, Spark, Trend
 
 
 class Lengths(Struct, frozen=True):
@@ -99,7 +99,7 @@ class Lever(Struct, frozen=True):
 
     id: str
     summary: str
-    changes: tuple[FlagChange, ...]
+    changes: tuple[ReportedFlag, ...]
     figures: tuple[LeverFigure, ...]
     gpus_after: int | None
     saves_usd_per_hour: float | None

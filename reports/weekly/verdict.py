@@ -9,7 +9,7 @@ from math import fsum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.diagnose.recommend.advice import REPLICAS
 from kneewatch.reports.lines import first_sentence, usd
 from kneewatch.reports.weekly.figures import Period, Trend
 from kneewatch.reports.weekly.incidents import STOPPED

@@ -25,7 +25,7 @@ from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.sizing.size import Size
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.diagnose.verdict_json import decode, encode
-from kneewatch.reports.recommendation_text import stop_gap
+from kneewatch.reports.advice_text import stop_gap
 from kneewatch.rules.library import RULES
 from kneewatch.rules.rule import WARNING
 from tests.diagnose.situations import CALM, CONCLUSIVE

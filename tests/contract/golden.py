@@ -19,7 +19,7 @@ from kneewatch.diagnose.engine.diagnosis import CauseTracker
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.conditions import Check, nodes
 from tests.contract.situations import SITUATIONS
-from tests.contract.variants import Change, bases, changes
+from tests.contract.variants import Variation, bases, changes
 
 STORE = Path(__file__).with_name("causes.json")
 TRACKED_S = 7_500
@@ -36,7 +36,7 @@ class Stored(Struct, frozen=True):
     with its facts and the verdict."""
 
     tracked: list[int | None] | None
-    rows: list[tuple[Change, Facts, Verdict]]
+    rows: list[tuple[Variation, Facts, Verdict]]
 
 
 class Judge:
@@ -85,7 +85,7 @@ def computed() -> dict[str, dict[str, Any]]:
     return rows
 
 
-def stored(change: Change) -> dict[str, Any]:
+def stored(change: Variation) -> dict[str, Any]:
     """A change as JSON; what it leaves alone is left out."""
     fields = ("values", "recent", "quiet", "streaks_s", "config", "observed_s", "targets")
     return {name: value for name in fields if (value := getattr(change, name)) not in (None, {})}
@@ -96,7 +96,7 @@ def read() -> dict[str, Stored]:
     """The stored rows, by situation."""
     store: dict[str, Stored] = {}
     for name, entry in json.loads(STORE.read_text()).items():
-        rows = [(Change(**change), tuple(verdict)) for change, *verdict in entry["rows"]]
+        rows = [(Variation(**change), tuple(verdict)) for change, *verdict in entry["rows"]]
         store[name] = Stored(entry["tracked"], [(change, facts, verdict) for change, verdict in rows
                              for facts in [change.on(SITUATIONS[name]).facts()]])  # fmt: skip
     return store

@@ -11,7 +11,7 @@ from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.rules.conditions import Check, Compare, Quantity, nodes
 from kneewatch.rules.facts import Targets
-from kneewatch.rules.quantities import BaselineValue, Configured, Recent, Signal, Target, Watched
+from kneewatch.rules.quantities import BaselineValue, Configured, Live, Recent, Target, Watched
 from tests.contract.situations import SITUATIONS
 from tests.diagnose.situations import WINDOW_S, Situation
 
@@ -25,7 +25,7 @@ HELD_S = 5.0
 """A streak that is shorter than any that a record asks for."""
 
 
-class Change(Struct, frozen=True):
+class Variation(Struct, frozen=True):
     """What is different from the situation that concludes the cause; None makes it unknown."""
 
     values: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
@@ -79,13 +79,13 @@ def bases() -> Iterator[tuple[str, CauseRecord, Situation]]:
             yield name, record, situation
 
 
-def changes(record: CauseRecord, base: Situation) -> Iterator[Change]:
+def changes(record: CauseRecord, base: Situation) -> Iterator[Variation]:
     """The base, every leaf unknown, every leaf at several sizes, and both sides of every edge."""
-    yield Change()
+    yield Variation()
     facts = base.facts()
     for leaf in dict.fromkeys(_leaves(record)):
         if isinstance(leaf, Target):
-            yield Change(targets=not bool(base.targets.ttft_p99_s))
+            yield Variation(targets=not bool(base.targets.ttft_p99_s))
             continue
         now = leaf.read()(facts)
         yield _with(leaf, None)
@@ -94,34 +94,34 @@ def changes(record: CauseRecord, base: Situation) -> Iterator[Change]:
             yield _with(leaf, value)
     for held in dict.fromkeys(node for node in nodes(record.forms) if isinstance(node, Check)):
         for seconds in (None, HELD_S, held.for_s.value * (1 - NEAR), held.for_s.value):
-            yield Change(streaks_s={held.name: seconds})
+            yield Variation(streaks_s={held.name: seconds})
     parts = list(nodes(record.forms))
     for configured in dict.fromkeys(part for part in parts if isinstance(part, Configured)):
         for text in (None, "True", "False"):
-            yield Change(config={configured.label: text})
+            yield Variation(config={configured.label: text})
     for watched in dict.fromkeys(part for part in parts if isinstance(part, Watched)):
         for share in (1 - NEAR, 1.0):
-            yield Change(observed_s=share * watched.windows.value * WINDOW_S)
+            yield Variation(observed_s=share * watched.windows.value * WINDOW_S)
 
 
-def _leaves(root: object) -> Iterator[Signal | Recent | BaselineValue | Target]:
+def _leaves(root: object) -> Iterator[Live | Recent | BaselineValue | Target]:
     for node in nodes(root):
-        if isinstance(node, Signal | Recent | BaselineValue | Target):
+        if isinstance(node, Live | Recent | BaselineValue | Target):
             yield node
 
 
-def _with(leaf: Signal | Recent | BaselineValue, value: float | None) -> Change:
+def _with(leaf: Live | Recent | BaselineValue, value: float | None) -> Variation:
     match leaf:
-        case Signal():
-            return Change(values={leaf.key: value})
+        case Live():
+            return Variation(values={leaf.key: value})
         case Recent():
-            return Change(recent={leaf.key: value})
+            return Variation(recent={leaf.key: value})
         case BaselineValue():
-            return Change(quiet={leaf.key: value})
+            return Variation(quiet={leaf.key: value})
 
 
 def _edges(
-    record: CauseRecord, base: Situation, leaf: Signal | Recent | BaselineValue
+    record: CauseRecord, base: Situation, leaf: Live | Recent | BaselineValue
 ) -> Iterator[float]:
     """Values of a leaf on both sides of where a comparison of the record turns."""
     for node in nodes(record.forms):
@@ -133,7 +133,7 @@ def _edges(
 
 
 def _turning(
-    left: Quantity, right: Quantity, base: Situation, leaf: Signal | Recent | BaselineValue
+    left: Quantity, right: Quantity, base: Situation, leaf: Live | Recent | BaselineValue
 ) -> float | None:
     """The value of a leaf at which two quantities are equal, found by halving; None without."""
     left_of, right_of = left.read(), right.read()

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.latency_split import Changed, Restarted
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.diagnose.verdict_json import change_words
+from kneewatch.reports.advice_text import rows, stop_gap
 from kneewatch.reports.diagnosis_text import Style, markdown, text
-from kneewatch.reports.recommendation_text import rows, stop_gap
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import WINDOW_S, Severity
 from tests.recordings import CAPTURES, diagnoses
@@ -21,10 +21,10 @@ from tests.reports.diagnoses import SICK, changed
 from tests.reports.documents import document
 from tests.reports.schema import problems
 
-FP8 = Recommendation(
+FP8 = Advice(
     id="kv-fp8",
     cause="kv_pressure",
-    changes=(Change("--kv-cache-dtype", "auto", "fp8"),),
+    changes=(FlagChange("--kv-cache-dtype", "auto", "fp8"),),
     summary="The same memory holds 2.0 times the KV blocks in FP8.",
     before={"kv_capacity_tokens": 5088, "kv_usage_ratio": 0.99, "preemption_per_s": 4.8},
     predicted={
@@ -40,7 +40,7 @@ FP8 = Recommendation(
     guide=("7.4",),
 )
 REPLICAS = replace(
-    FP8, id="replicas", changes=(Change("replicas", 1, 3),), cost_usd_per_hour=6.0,
+    FP8, id="replicas", changes=(FlagChange("replicas", 1, 3),), cost_usd_per_hour=6.0,
     predicted={"kv_demand_ratio": 0.95}, suffices=False,
 )  # fmt: skip
 ADVISED = replace(SICK, recommendations=(FP8, REPLICAS))
@@ -158,14 +158,17 @@ def test_advice_without_a_change() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (Change("--max-num-seqs", None, 64), "--max-num-seqs 64"),
-        (Change("--gpu-memory-utilization", 0.9, 0.95), "--gpu-memory-utilization 0.95 (now 0.9)"),
-        (Change("--no-enable-prefix-caching", True, None), "drop --no-enable-prefix-caching"),
-        (Change("--enable-prefix-caching", False, True), "add --enable-prefix-caching"),
-        (Change("--speculative-config", "{}", None), "drop --speculative-config"),
+        (FlagChange("--max-num-seqs", None, 64), "--max-num-seqs 64"),
+        (
+            FlagChange("--gpu-memory-utilization", 0.9, 0.95),
+            "--gpu-memory-utilization 0.95 (now 0.9)",
+        ),
+        (FlagChange("--no-enable-prefix-caching", True, None), "drop --no-enable-prefix-caching"),
+        (FlagChange("--enable-prefix-caching", False, True), "add --enable-prefix-caching"),
+        (FlagChange("--speculative-config", "{}", None), "drop --speculative-config"),
     ],
 )
-def test_changes_as_they_are_typed(change: Change, words: str) -> None:
+def test_changes_as_they_are_typed(change: FlagChange, words: str) -> None:
     assert change_words(change) == words
 
 

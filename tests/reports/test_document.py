@@ -172,7 +172,7 @@ def test_what_a_record_keeps_to_itself_is_in_no_schema() -> None:
     fleet = schema_of("fleet")["$defs"]
     assert not {"apart", "root"} & fleet["FleetCause"]["properties"].keys()
     assert "advice" not in fleet["TierSize"]["properties"]
-    assert "Recommendation" not in fleet
+    assert "Advice" not in fleet
 
 
 def enum_of(name: str) -> set[str]:

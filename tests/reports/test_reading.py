@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
 from kneewatch.diagnose.verdict_json import DocumentError, encode
 from kneewatch.reports.diagnosis_text import Style, markdown, text
@@ -62,12 +62,12 @@ def with_value(json_document: Mapping[str, Any], path: tuple[str | int, ...], va
     return changed_document
 
 
-FP8 = Recommendation(
+FP8 = Advice(
     id="kv-fp8",
     cause="kv_pressure",
     changes=(
-        Change("--kv-cache-dtype", "auto", "fp8"),
-        Change("--max-num-seqs", 4_000_000, 2_000_000),
+        FlagChange("--kv-cache-dtype", "auto", "fp8"),
+        FlagChange("--max-num-seqs", 4_000_000, 2_000_000),
     ),
     summary="Halve what a token takes.",
     predicted={"kv_capacity_tokens": 10176.0, "kv_demand_ratio": 1.2},

@@ -14,7 +14,7 @@ from msgspec import Struct
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.lines import usd
-from kneewatch.reports.weekly.figures import DOWN, UP, FlagChange, Period, Trend
+from kneewatch.reports.weekly.figures import DOWN, UP, Period, ReportedFlag, Trend
 from kneewatch.reports.weekly.report import TrackRecord
 from kneewatch.rules.formatting import as_sentence, duration, number, percent, plural, span
 
@@ -165,7 +165,7 @@ def sentence(trend: Trend) -> str:
     return f"{value}, {trend.direction} from {with_unit(trend.before, trend.unit)}{_judged(trend)}"
 
 
-def flag(change: FlagChange) -> str:
+def flag(change: ReportedFlag) -> str:
     """A flag with its old and its new value."""
     if not change.after:
         return f"drop {change.flag}"

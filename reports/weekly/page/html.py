@@ -15,9 +15,9 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from kneewatch.diagnose.doc_links import cause_page
+from kneewatch.reports.advice_text import signal_name
 from kneewatch.reports.health import RANKS
 from kneewatch.reports.lines import first_sentence
-from kneewatch.reports.recommendation_text import signal_name
 from kneewatch.reports.templates import environment, palette
 from kneewatch.reports.weekly.figures import UnknownSignal
 from kneewatch.reports.weekly.page import charts, formatting, svg

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.diagnose.recommend.advice import REPLICAS
 from kneewatch.reports.health import RANKS
 from kneewatch.reports.lines import first_sentence, usd
-from kneewatch.reports.weekly.figures import FlagChange, Trend
+from kneewatch.reports.weekly.figures import ReportedFlag, Trend
 from kneewatch.reports.weekly.page.formatting import HEALTH, Calendar, arrow, flag, health
 from kneewatch.reports.weekly.report import Action, Tier, WeeklyReport, WeeklyVerdict
 from kneewatch.reports.weekly.tier_sections import TierMoney
@@ -46,7 +46,7 @@ class Step(Struct, frozen=True):
     tier: str
     text: str
     why: str
-    changes: tuple[FlagChange, ...]
+    changes: tuple[ReportedFlag, ...]
     owner: str
     saving: str
     effort: str
@@ -98,7 +98,7 @@ def _step(
     )
 
 
-def _changed(changes: Sequence[FlagChange]) -> str:
+def _changed(changes: Sequence[ReportedFlag]) -> str:
     """The changes as an order, such as "Set --flag fp8 (now auto)." Empty without one."""
     resized = {change.flag: change for change in changes}.get(REPLICAS)
     if resized is not None and len(changes) == 1:

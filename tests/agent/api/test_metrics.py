@@ -14,7 +14,7 @@ from kneewatch.agent.api.service import Service
 from kneewatch.agent.notify.channel import NotifierStats
 from kneewatch.agent.store.records import StoreStats
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.recommend.recommendation import REPLICAS, Change, Recommendation
+from kneewatch.diagnose.recommend.advice import REPLICAS, Advice, FlagChange
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.health import SourceState
 from kneewatch.rules.cascade import staged
@@ -56,8 +56,8 @@ def values(service: Service, name: str, *labels: str) -> dict[tuple[str, ...], f
 
 def resized(wanted: float, diagnosis: Verdict = SICK) -> Verdict:
     """A diagnosis that recommends so many replicas."""
-    recommendation = Recommendation(
-        id=REPLICAS, cause="kv_pressure", changes=(Change(REPLICAS, 2.0, wanted),), summary="",
+    recommendation = Advice(
+        id=REPLICAS, cause="kv_pressure", changes=(FlagChange(REPLICAS, 2.0, wanted),), summary="",
         predicted={}, cost_usd_per_hour=None, checks=(), risk="", verify=(), guide=(),
     )  # fmt: skip
     return replace(diagnosis, recommendations=(*diagnosis.recommendations, recommendation))

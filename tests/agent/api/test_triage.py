@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.openapi import schemas
 from kneewatch.agent.api.triage import body
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.reports.lines import WIDTH
 from tests.agent.api.serving import (
@@ -35,10 +35,10 @@ LONG = "the number of preempted requests falls to 0 within 5 minutes at the same
 SICK_ADVISED = replace(
     SICK,
     recommendations=(
-        Recommendation(
+        Advice(
             id="kv-blocks",
             cause="kv_pressure",
-            changes=(Change("--num-gpu-blocks-override", 160, 1152),),
+            changes=(FlagChange("--num-gpu-blocks-override", 160, 1152),),
             summary="The flag caps the KV cache at 160 blocks, whatever memory is free.",
             predicted={"kv_capacity_tokens": 36832.0, "max_concurrency": 121.0},
             cost_usd_per_hour=None,

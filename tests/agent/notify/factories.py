@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from kneewatch.agent.notify.receivers import Receiver, receivers
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import TargetState
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.reports.diagnoses import HEALTHY, NOW_S, PRESSURE, SICK, UNREADABLE
 
-FP8 = Recommendation(
+FP8 = Advice(
     id="kv-fp8",
     cause="kv_pressure",
-    changes=(Change("--kv-cache-dtype", "auto", "fp8"),),
+    changes=(FlagChange("--kv-cache-dtype", "auto", "fp8"),),
     summary="Half the bytes a token: the cache holds twice as many.",
     predicted={"kv_capacity_tokens": 10176.0},
     before={"kv_capacity_tokens": 5088.0},

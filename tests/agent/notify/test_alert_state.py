@@ -18,7 +18,7 @@ from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.recommend.recommendation import Change
+from kneewatch.diagnose.recommend.advice import FlagChange
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.factories import (
@@ -118,7 +118,7 @@ def test_what_became_milder_is_not_over(tmp_path: Path) -> None:
 
 
 def test_the_end_says_that_the_advice_changed_and_shows_what_was_told(who: Receiver) -> None:
-    ledger, larger = AlertState(who), Change("--num-gpu-blocks-override", 160, 960)
+    ledger, larger = AlertState(who), FlagChange("--num-gpu-blocks-override", 160, 960)
     first = replace(FP8, changes=(replace(larger, after=288),))
     told(ledger, state(sick(recommendations=(first,))))
     told(ledger, state(sick(recommendations=(replace(FP8, changes=(larger,)),)), after_s=20))

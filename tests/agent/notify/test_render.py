@@ -20,8 +20,8 @@ from kneewatch.agent.notify.alert_state import AlertState
 from kneewatch.agent.notify.events import Event
 from kneewatch.agent.notify.message import Line, Message, Part
 from kneewatch.diagnose.fleet.verdict import FLEET
+from kneewatch.diagnose.recommend.advice import FlagChange
 from kneewatch.diagnose.recommend.ledger import BACKLOG
-from kneewatch.diagnose.recommend.recommendation import Change
 from kneewatch.reports.lines import cut_after_sentence
 from tests.agent.notify.factories import FP8, receiver, sick, state
 from tests.reports.diagnoses import NOW_S, PRESSURE
@@ -69,7 +69,7 @@ def test_one_line_evidence_lever_and_link(tmp_path: Path) -> None:
 
 def test_the_code_is_what_is_pasted_and_the_rest_is_whole_sentences(tmp_path: Path) -> None:
     derived = "The cache holds twice as many. " + "Speed predicted from a long derivation. " * 9
-    change = Change("--num-gpu-blocks-override", 160, 288)
+    change = FlagChange("--num-gpu-blocks-override", 160, 288)
     sized = replace(FP8, changes=(change,), summary=derived + BACKLOG, risk="Blocks may not fit.")
     backlog = replace(sized, predicted={**sized.predicted, "backlog_requests": 8.0})
     message = events.message(began(tmp_path, recommendations=(backlog,)), receiver="x", base=BASE)

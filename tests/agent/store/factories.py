@@ -16,7 +16,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity, State
@@ -63,7 +63,7 @@ def diagnosis(
     stage_since_s: float | None = None,
     causes: Sequence[Cause] = (),
     values: Mapping[str, float | None] | None = None,
-    recommendations: Sequence[Recommendation] = (),
+    recommendations: Sequence[Advice] = (),
 ) -> Verdict:
     """A diagnosis that says this and no more."""
     since_s = t_s if stage_since_s is None else stage_since_s

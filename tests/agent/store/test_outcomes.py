@@ -12,14 +12,14 @@ from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.engine_history import Recommended
-from kneewatch.diagnose.recommend.past_recommendations import (
+from kneewatch.diagnose.recommend.advice import Advice, Value
+from kneewatch.diagnose.recommend.advice import FlagChange as Flag
+from kneewatch.diagnose.recommend.past_advice import (
     ChangeDocument,
     config_shows,
     outcome_of,
     signals_show_change,
 )
-from kneewatch.diagnose.recommend.recommendation import Change as Flag
-from kneewatch.diagnose.recommend.recommendation import Recommendation, Value
 from tests.agent.store.factories import EVER, START_S, counted, cycle, diagnosis, settle
 from tests.waiting import PATIENCE_S
 
@@ -158,12 +158,12 @@ def test_harm_that_nobody_predicted_is_harm(now_s: float | None, word: str) -> N
     assert ("itl_s" in measured) == (word == "worsened")
 
 
-def fp8(predicted: Mapping[str, float] = PREDICTED) -> Recommendation:
+def fp8(predicted: Mapping[str, float] = PREDICTED) -> Advice:
     return advised("kv-fp8", Flag("--kv-cache-dtype", "auto", "fp8"), predicted)
 
 
-def advised(name: str, flag: Flag, predicted: Mapping[str, float]) -> Recommendation:
-    return Recommendation(
+def advised(name: str, flag: Flag, predicted: Mapping[str, float]) -> Advice:
+    return Advice(
         id=name,
         cause="kv_pressure",
         changes=(flag,),
@@ -194,9 +194,7 @@ class Life:
         """The server is started anew, with these labels."""
         self.config, self._restarts = config, True
 
-    def lasts(
-        self, hours: float, values: Mapping[str, float], *recommendations: Recommendation
-    ) -> None:
+    def lasts(self, hours: float, values: Mapping[str, float], *recommendations: Advice) -> None:
         """So many hours pass in which the server is like this."""
         busy = {"running_avg": 20.0, "waiting_avg": 10.0, "running_max": 22.0, **values}
         for at in range(round(hours * HOUR_S / STEP_S)):

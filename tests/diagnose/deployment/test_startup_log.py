@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kneewatch.diagnose.deployment import log_failure as log
 from kneewatch.diagnose.deployment.startup_log import LONGEST_LINE, SHOWN_CHARACTERS, StartupLog
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine
-from kneewatch.diagnose.recommend.recommendation import Change
+from kneewatch.diagnose.recommend.advice import FlagChange
 from kneewatch.diagnose.recommend.serve_command import serve_command
 from tests.diagnose.deployment import logs
 
@@ -171,7 +171,7 @@ def test_every_logged_flag_is_in_the_command_and_a_secret_is_a_variable() -> Non
     text = logs.V0_19.replace("['secret-key']", "['8675309']").replace("['x']", "['x', 'y']")
     launch = read(text).launch
     assert launch is not None
-    command = serve_command(launch, "", [Change("--max-num-seqs", 32, 64)])
+    command = serve_command(launch, "", [FlagChange("--max-num-seqs", 32, 64)])
     assert command is not None
     assert "8675309" not in repr((launch, command))
     for words in (

@@ -10,8 +10,8 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated, deployment
 from kneewatch.diagnose.ranking import CAUSES
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import recommend
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
@@ -84,7 +84,7 @@ def advised(
     page: Mapping[str, str] = PAGE,
     stated: Stated = NOTHING,
     **labels: str,
-) -> dict[str, Recommendation]:
+) -> dict[str, Advice]:
     """What is recommended, by id, in its order."""
     config = {**page, **labels}
     facts = replace(situation, config=config).facts()
@@ -93,6 +93,6 @@ def advised(
     return {advice.id: advice for advice in recommendations}
 
 
-def changes(advice: Recommendation) -> dict[str, tuple[object, object]]:
+def changes(advice: Advice) -> dict[str, tuple[object, object]]:
     """Before and after, by flag."""
     return {change.flag: (change.before, change.after) for change in advice.changes}

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.recommend.demand import demand
-from kneewatch.diagnose.recommend.past_recommendations import Incident
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.past_advice import Incident
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
 from tests.diagnose.situations import CALM, NOW_S
@@ -30,7 +30,7 @@ PEAK = FULL.but(waiting=360.0, waiting_avg=360.0, waiting_by_capacity=360.0)
 """A minute after FULL, 300 more wait: 9 requests/s arrive, and 4 are served."""
 
 
-def sizes(recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
+def sizes(recommendations: tuple[Advice, ...]) -> dict[str, Any]:
     return {advice.id: advice.changes[0].after for advice in recommendations if advice.changes}
 
 
@@ -254,7 +254,7 @@ def test_what_comes_first_suffices() -> None:
 def test_replicas_follow_the_rates_while_a_backlog_drains() -> None:
     """600 wait and fewer arrive than are served: nothing has to be bought for them."""
     adviser, overload = Adviser(Stated(replicas=1)), [cause("queue_saturation")]
-    advised_now: tuple[Recommendation, ...] = ()
+    advised_now: tuple[Advice, ...] = ()
     replicas: list[object] = []
     for at_s in range(0, 900, 15):
         waiting = 2.7 * at_s if at_s < 450 else 1200.0 - 4 / 3 * (at_s - 450)

@@ -11,7 +11,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
@@ -106,7 +106,7 @@ def test_slots_grow_four_times_at_most_and_say_that_more_are_wanted() -> None:
     assert advice.predicted["waiting_deferred"] == pytest.approx(3.2 * (1 - 6 / 30))
 
 
-def with_adapters(situation: Situation, flags: str) -> Recommendation | None:
+def with_adapters(situation: Situation, flags: str) -> Advice | None:
     """The lever on a server whose launch and GPU are known."""
     return advised("adapter_thrash", situation=situation, stated=launched(flags)).get("max-loras")
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.prediction import calibrated, costs_of
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, on_gpu, with_shares
@@ -61,7 +61,7 @@ def seen(situation: Situation, **shares: float) -> Situation:
     )
 
 
-def advised_replicas(situation: Situation) -> Recommendation:
+def advised_replicas(situation: Situation) -> Advice:
     """A recommendation with predicted latencies."""
     advice = advised("decode_bound", situation=situation, stated=LLAMA)["replicas"]
     assert "itl_s" in advice.predicted

@@ -13,7 +13,7 @@ from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.learned.knee import CurveLearner, LoadPoint
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.step_times import BUSY_MOST_RATIO, Prompts, StepTimes
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised
 from tests.diagnose.situations import NOW_S, Situation
@@ -74,7 +74,7 @@ BUSY = FULL.but(
 )
 
 
-def recommended(situation: Situation, lever: str = "max-num-seqs-down") -> Recommendation:
+def recommended(situation: Situation, lever: str = "max-num-seqs-down") -> Advice:
     """What is recommended against KV pressure, with nothing stated."""
     return advised("kv_pressure", situation=situation)[lever]
 

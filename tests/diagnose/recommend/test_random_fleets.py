@@ -26,7 +26,7 @@ from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, Comparisons, diagno
 from kneewatch.diagnose.fleet.inventory import Gone, Key, Observed, Past, Peak, Usual, Values, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict, TierVerdict
-from kneewatch.diagnose.recommend.recommendation import REPLICAS
+from kneewatch.diagnose.recommend.advice import REPLICAS
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import markdown, text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kneewatch.diagnose.recommend.recommendation import Recommendation
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import Verdict
 from tests.continued import Load, judged
 from tests.recordings import CAPTURES
@@ -54,7 +54,7 @@ def test_an_overload_that_lasts_does_not_grow_the_advice(load: Load) -> None:
     assert_backlog_apart(more, settled[-1], load)
 
 
-def assert_backlog_apart(more: Recommendation, verdict: Verdict, load: Load) -> None:
+def assert_backlog_apart(more: Advice, verdict: Verdict, load: Load) -> None:
     """The queue is a figure of its own."""
     if load.is_closed:
         assert "wait for their answers" in more.summary

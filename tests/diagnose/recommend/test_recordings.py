@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import MOST
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import WINDOW_S
 from tests.diagnose.recommend.scenes import ADVISED, changes
@@ -31,7 +31,7 @@ def diagnoses_of(name: str) -> list[Verdict]:
     return diagnoses(CAPTURES / f"{name}.jsonl.gz")
 
 
-def against(diagnosis: Verdict, cause_id: str) -> list[Recommendation]:
+def against(diagnosis: Verdict, cause_id: str) -> list[Advice]:
     return [advice for advice in diagnosis.recommendations if advice.cause == cause_id]
 
 

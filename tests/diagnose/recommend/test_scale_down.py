@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import Adviser, recommend
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, cause, changes
 from tests.diagnose.situations import Situation
@@ -25,7 +25,7 @@ FLEET = replace(LLAMA, replicas=8)
 
 def scaled_down(
     peak: float | None, *, stated: Stated = FLEET, situation: Situation = QUIET
-) -> Recommendation:
+) -> Advice:
     """What is said of the replicas with such a peak within the week."""
     facts = replace(situation, config=PAGE).facts()
     recommendations = recommend(

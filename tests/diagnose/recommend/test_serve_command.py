@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import NOTHING, Reported
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine, parse_command
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, ServeCommand
 from kneewatch.diagnose.recommend.serve_command import serve_command
-from kneewatch.reports.recommendation_text import command_rows
+from kneewatch.reports.advice_text import command_rows
 from tests.diagnose.recommend.scenes import LLAMA, advised
 
-SEATS = Change("--max-num-seqs", 256, 96)
+SEATS = FlagChange("--max-num-seqs", 256, 96)
 
 
-def after(line: str, *changes: Change) -> ServeCommand:
+def after(line: str, *changes: FlagChange) -> ServeCommand:
     command = serve_command(parse_command(line, origin="run.sh"), "", changes)
     assert command is not None
     return command
@@ -31,18 +31,18 @@ def after(line: str, *changes: Change) -> ServeCommand:
         ("m -tp 2 --max-num-seqs 256 --port 8001", SEATS,
          "m --tensor-parallel-size 2 --max-num-seqs 96 --port 8001"),
         ("m --port 8001", SEATS, "m --port 8001 --max-num-seqs 96"),
-        ("m --no-enable-prefix-caching", Change("--no-enable-prefix-caching", True, None), "m"),
-        ("m --no-enable-prefix-caching", Change("--enable-prefix-caching", False, True),
+        ("m --no-enable-prefix-caching", FlagChange("--no-enable-prefix-caching", True, None), "m"),
+        ("m --no-enable-prefix-caching", FlagChange("--enable-prefix-caching", False, True),
          "m --enable-prefix-caching"),
-        ("m --enable-prefix-caching", Change("--enable-prefix-caching", True, False),
+        ("m --enable-prefix-caching", FlagChange("--enable-prefix-caching", True, False),
          "m --no-enable-prefix-caching"),
         ("""m -sc '{"method": "ngram", "num_speculative_tokens": 4}'""",
-         Change("--speculative-config.num_speculative_tokens", 4, 1),
+         FlagChange("--speculative-config.num_speculative_tokens", 4, 1),
          """m --speculative-config '{"method": "ngram", "num_speculative_tokens": 1}'"""),
     ],
 )  # fmt: skip
 def test_known_flags_are_kept_and_the_changed_one_is_replaced(
-    line: str, change: Change, becomes: str
+    line: str, change: FlagChange, becomes: str
 ) -> None:
     command = after(f"vllm serve {line}", change)
     assert command.line == f"vllm serve {becomes}"
@@ -67,7 +67,7 @@ def test_what_the_present_command_does_not_say() -> None:
 
 def test_no_flag_no_command() -> None:
     launch = CommandLine("m")
-    assert serve_command(launch, "", [Change("replicas", 1, 2)]) is None
+    assert serve_command(launch, "", [FlagChange("replicas", 1, 2)]) is None
     assert serve_command(CommandLine(), "", [SEATS]) is None
     named = serve_command(CommandLine(), "org/m", [SEATS])
     assert named is not None
@@ -100,7 +100,7 @@ LAUNCHED = replace(
 )
 
 
-def best(*, stated: object = LAUNCHED) -> Recommendation:
+def best(*, stated: object = LAUNCHED) -> Advice:
     recommendations = advised("kv_pressure", stated=stated)  # type: ignore[arg-type]
     return recommendations["kv-fp8"]
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated
+from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.ledger import order, subject
-from kneewatch.diagnose.recommend.recommendation import Recommendation
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
@@ -105,7 +105,7 @@ def unexplained(text: str, figures: Iterable[float]) -> list[str]:
     return found
 
 
-def figures_of(advice: Recommendation) -> Iterator[float]:
+def figures_of(advice: Advice) -> Iterator[float]:
     """The figures of a recommendation's document."""
     for figures in (advice.before, advice.predicted, advice.basis):
         yield from figures.values()
@@ -114,7 +114,7 @@ def figures_of(advice: Recommendation) -> Iterator[float]:
             yield from map(number, re.findall(r"\d[\d.]*", str(value)))
 
 
-def wrong(advice: Recommendation, targets: Targets) -> Iterator[str]:
+def wrong(advice: Advice, targets: Targets) -> Iterator[str]:
     """What a recommendation's sentences say that its numbers do not."""
     words, before, then = advice.summary, advice.before, advice.predicted
     if (said := NEEDS.search(words)) and advice.changes:
@@ -172,7 +172,7 @@ def wrong(advice: Recommendation, targets: Targets) -> Iterator[str]:
     yield from unexplained(words, [*figures_of(advice), *stated])
 
 
-def contradictions(recommendations: Sequence[Recommendation]) -> Iterator[str]:
+def contradictions(recommendations: Sequence[Advice]) -> Iterator[str]:
     """Pairs that exclude each other, and changes that are not in the ledger's order."""
     for first, second in combinations(recommendations, 2):
         if subject(first) == subject(second):
@@ -316,7 +316,7 @@ def words_of(verdict: Verdict) -> Iterator[str]:
         yield from (each.summary, each.risk, *each.checks, *each.verify, *each.worsens)
 
 
-def is_too_full(advice: Recommendation) -> bool:
+def is_too_full(advice: Advice) -> bool:
     """Whether more is predicted to be held than now; a twentieth of a cache is a request or two."""
     now = advice.before.get("kv_usage_ratio", 1.0)
     then = advice.predicted.get("kv_usage_ratio", 0.0)  # unknown claims nothing

@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Facts
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value
 from kneewatch.diagnose.recommend.adviser import Adviser
-from kneewatch.diagnose.recommend.past_recommendations import (
+from kneewatch.diagnose.recommend.past_advice import (
     HELD_S,
     LAPSED_S,
-    RecommendationTracker,
+    AdviceTracker,
 )
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from tests.diagnose.recommend.scenes import FULL, PAGE, cause
 from tests.diagnose.situations import NOW_S, Situation
 
@@ -23,24 +23,22 @@ PINNED = FULL.but(
 )  # fmt: skip
 
 
-def recommended(flag: str, before: Value, after: Value) -> Recommendation:
-    change = Change(flag, before, after)
-    return Recommendation(
+def recommended(flag: str, before: Value, after: Value) -> Advice:
+    change = FlagChange(flag, before, after)
+    return Advice(
         id="x", cause="kv_pressure", changes=(change,), summary="", predicted={},
         cost_usd_per_hour=0.0, checks=(), risk="", verify=(), guide=(),
     )  # fmt: skip
 
 
-def followed(flag: str, before: Value, after: Value, **labels: str) -> RecommendationTracker:
-    tracker = RecommendationTracker()
+def followed(flag: str, before: Value, after: Value, **labels: str) -> AdviceTracker:
+    tracker = AdviceTracker()
     tracker.advised(NOW_S, [recommended(flag, before, after)], requests=100.0)
     tracker.restarted(NOW_S + 60, labels)
     return tracker
 
 
-def allowed(
-    tracker: RecommendationTracker, again: Recommendation, *, at_s: float, requests: float = 100.0
-) -> bool:
+def allowed(tracker: AdviceTracker, again: Advice, *, at_s: float, requests: float = 100.0) -> bool:
     return bool(tracker.allowed(at_s, [again], requests=requests))
 
 
@@ -71,7 +69,7 @@ def test_what_was_not_followed_may_be_said_again() -> None:
 
 def test_a_crash_without_a_change_is_no_answer() -> None:
     for flag, refused in (("--max-num-batched-tokens", False), ("--max-num-seqs", True)):
-        tracker = RecommendationTracker()
+        tracker = AdviceTracker()
         tracker.advised(NOW_S, [recommended(flag, 128, 64)], requests=100.0)
         tracker.restarted(NOW_S + 60, PAGE, before=PAGE)
         assert allowed(tracker, recommended(flag, 64, 128), at_s=NOW_S + 90) is not refused
@@ -88,7 +86,7 @@ def test_both_names_of_a_switch_are_one() -> None:
 
 
 def test_a_restart_long_after_is_no_answer() -> None:
-    tracker = RecommendationTracker()
+    tracker = AdviceTracker()
     tracker.advised(NOW_S, [recommended("--max-num-seqs", 128, 64)], requests=100.0)
     tracker.restarted(NOW_S + LAPSED_S + 1, {})
     assert allowed(tracker, recommended("--max-num-seqs", 64, 128), at_s=NOW_S + LAPSED_S + 2)
@@ -99,7 +97,7 @@ def at(situation: Situation, seconds: float, **labels: str) -> Facts:
     return replace(facts, now_s=NOW_S + seconds)
 
 
-def ids(recommendations: tuple[Recommendation, ...]) -> list[str]:
+def ids(recommendations: tuple[Advice, ...]) -> list[str]:
     return [advice.id for advice in recommendations]
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.diagnose.recommend.recommendation import Change
+from kneewatch.diagnose.recommend.advice import FlagChange
 from kneewatch.diagnose.verdict import Evidence, Verdict
 from kneewatch.reports.health import SourceState
 from kneewatch.reports.triage.causes import value_words
@@ -433,7 +433,7 @@ def hostile() -> TriageView:
         cause=HOSTILE,
         id=HOSTILE,
         summary=HOSTILE,
-        changes=(Change("--kv-cache-dtype", HOSTILE, HOSTILE), Change(HOSTILE, 1, 2)),
+        changes=(FlagChange("--kv-cache-dtype", HOSTILE, HOSTILE), FlagChange(HOSTILE, 1, 2)),
         checks=(HOSTILE,),
         verify=(HOSTILE,),
         risk=HOSTILE,

@@ -18,7 +18,7 @@ from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine_history import Recommended
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape, read_profile
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause, Evidence
@@ -293,9 +293,9 @@ def test_harm_ranks_incidents_of_one_severity_before_duration_and_order() -> Non
 
 def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:
     """A recommendation for engine a."""
-    made_of = Recommendation(
+    made_of = Advice(
         id="kv-fp8", cause=cause, summary="fp8 KV cache",
-        changes=(Change("--kv-cache-dtype", "auto", "fp8"),),
+        changes=(FlagChange("--kv-cache-dtype", "auto", "fp8"),),
         before={"waiting": 4.0}, predicted={"waiting": 2.0}, cost_usd_per_hour=cost,
         risk="quality", verify=("watch",), guide=("4.3",),
     )  # fmt: skip
@@ -387,7 +387,7 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
 
 def changing(first: Recommended, name: str, flag: str | None, summary: str) -> Recommended:
     """The recommendation of another lever at the same time."""
-    changes = () if flag is None else (Change(flag, 1, 2),)
+    changes = () if flag is None else (FlagChange(flag, 1, 2),)
     made_of = replace(first.recommendation, id=name, summary=summary, changes=changes)
     return replace(first, recommendation=made_of)
 

@@ -7,17 +7,17 @@ import math
 from msgspec.structs import replace
 
 from kneewatch.diagnose.verdict import Evidence
-from kneewatch.reports.weekly.figures import Advice, FlagChange, Line
+from kneewatch.reports.weekly.figures import AdviceOutcome, Line, ReportedFlag
 from kneewatch.reports.weekly.report import CauseSpan, Incident, IncidentCost, StageSpan
 
 HOUR_S = 3600.0
-FP8 = FlagChange("--kv-cache-dtype", "auto", "fp8")
+FP8 = ReportedFlag("--kv-cache-dtype", "auto", "fp8")
 
 
-def advice(at_s: float, fate: str = "kept") -> Advice:
+def advice(at_s: float, fate: str = "kept") -> AdviceOutcome:
     """To store the KV cache in fp8; measured where its fate is known."""
     done = fate in ("kept", "missed", "worsened")
-    return Advice(
+    return AdviceOutcome(
         id="kv-fp8",
         cause="kv_pressure",
         summary="Store the KV cache in fp8: twice the tokens in the same memory.",

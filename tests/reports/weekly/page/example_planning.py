@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.reports.weekly.figures import FlagChange, Trend
+from kneewatch.reports.weekly.figures import ReportedFlag, Trend
 from kneewatch.reports.weekly.tier_sections import (
     Arrivals,
     Drift,
@@ -101,7 +101,7 @@ def size(tier: str, place: int) -> TierSize:
         ),
         levers=(
             Lever("kv-fp8", "Store the KV cache in fp8.",
-                  (FlagChange("--kv-cache-dtype", "auto", "fp8"),),
+                  (ReportedFlag("--kv-cache-dtype", "auto", "fp8"),),
                   (LeverFigure("kv_capacity_tokens", 44_500.0, 89_000.0),
                    LeverFigure("kv_usage_ratio", 0.998, 0.74)), 8, 12.0),
             Lever("replicas", "Two replicas more.", (), (LeverFigure("load_ratio", 1.29, 0.86),),

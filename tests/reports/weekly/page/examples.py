@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from kneewatch.reports.weekly.figures import DataQuality, FlagChange, Period, Trend
+from kneewatch.reports.weekly.figures import DataQuality, Period, ReportedFlag, Trend
 from kneewatch.reports.weekly.measures import NOISE_TEST
 from kneewatch.reports.weekly.report import (
     Action,
@@ -63,7 +63,7 @@ def sick(name: str = CHAT) -> WeeklyVerdict:
             text="Store the KV cache in fp8.",
             why="It doubles the KV tokens, and the peak then needs 74% of them.",
             recommendation="kv-fp8",
-            changes=(FlagChange("--kv-cache-dtype", "auto", "fp8"),),
+            changes=(ReportedFlag("--kv-cache-dtype", "auto", "fp8"),),
         ),
         trends=(TREND, CHEAPER),
     )
@@ -84,7 +84,7 @@ def calm(name: str = CODE) -> WeeklyVerdict:
             text="Run one replica instead of two.",
             why="The peak takes 31% of what two carry.",
             recommendation="fewer-replicas",
-            changes=(FlagChange("replicas", "2", "1"),),
+            changes=(ReportedFlag("replicas", "2", "1"),),
         ),
         trends=(Trend("ttft_p99_s", "TTFT P99", "s", 0.62, 0.6, 0.1, "same"),),
     )

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from kneewatch.diagnose.capacity import Range
-from kneewatch.reports.weekly.figures import FlagChange, Period, Trend, UnknownSignal
+from kneewatch.reports.weekly.figures import Period, ReportedFlag, Trend, UnknownSignal
 from kneewatch.reports.weekly.guide_tables import kv_metrics, monitoring
 from kneewatch.reports.weekly.incidents import unit_of
 from kneewatch.reports.weekly.page import formatting
@@ -81,9 +81,9 @@ def test_other_words() -> None:
     assert formatting.spread(Range(37, 41, 46), "") == "41 (37 to 46)"
     assert formatting.spread(Range(15, 15, 15), "per_s") == "15/s"
     assert formatting.spread(None, "") == "unknown"
-    assert formatting.flag(FlagChange("--a", "1", "2")) == "--a 2 (now 1)"
-    assert formatting.flag(FlagChange("--a", "", "2")) == "--a 2"
-    assert formatting.flag(FlagChange("--a", "1", "")) == "drop --a"
+    assert formatting.flag(ReportedFlag("--a", "1", "2")) == "--a 2 (now 1)"
+    assert formatting.flag(ReportedFlag("--a", "", "2")) == "--a 2"
+    assert formatting.flag(ReportedFlag("--a", "1", "")) == "drop --a"
     assert formatting.points(-0.21, "ratio") == "\N{MINUS SIGN}21 points"
     assert formatting.points(2.83, "s") == "+283%"
     assert formatting.saved(-12.0, "usd_per_hour") == "costs 12.00 USD/h"

@@ -15,7 +15,7 @@ REPLICAS = "replicas"
 """Name used in a change for the number of replicas behind the load balancer."""
 
 
-class Change(Struct, frozen=True):
+class FlagChange(Struct, frozen=True):
     """A flag of `vllm serve` with its values before and after the change.
 
     - `flag`: the name in the server's vLLM version. A name without dashes is a setting outside
@@ -55,7 +55,7 @@ class ServeCommand(Struct, frozen=True, kw_only=True):
     lost_prefix_hit_ratio: Figure | None = None
 
 
-class Recommendation(Struct, frozen=True, kw_only=True):
+class Advice(Struct, frozen=True, kw_only=True):
     """One recommended change against one cause.
 
     - `id`: a stable name of the change.
@@ -90,7 +90,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     id: str
     cause: CauseId = ""
     summary: str = ""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[FlagChange, ...] = ()
     as_of_s: Figure | None = None
     before: Mapping[str, Figure] = field(default_factory=dict[str, float])
     predicted: Mapping[str, Figure] = field(default_factory=dict[str, float])
@@ -113,5 +113,5 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 # --- In documents ---------------------------------------------------------------------------------
 
 
-def in_document(recommendation: Recommendation) -> Recommendation:
+def in_document(recommendation: Advice) -> Advice:
     return replace(recommendation, cost_usd_per_hour=rounded(recommendation.cost_usd_per_hour))

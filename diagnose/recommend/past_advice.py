@@ -16,9 +16,9 @@ from kneewatch.collector.engines.engine_kind import (
     SPECULATION,
 )
 from kneewatch.diagnose.deployment.vllm_flags import VLLM, number_of
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value
 from kneewatch.diagnose.recommend.context import MOVED, shown
 from kneewatch.diagnose.recommend.demand import Demand
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, Value
 from kneewatch.rules.rule import MORE_IS_BETTER
 
 DEMANDS: Sequence[tuple[str, str, str]] = (
@@ -46,17 +46,19 @@ class Incident(Struct):
     whole_s: float = -inf
     taken_s: float = -inf
 
-    recommendations: list[Recommendation] = field(default_factory=list[Recommendation])
+    recommendations: list[Advice] = field(default_factory=list[Advice])
     made: dict[str, Demand] = field(default_factory=dict[str, Demand])
     most: dict[str, float] = field(default_factory=dict[str, float])
-    first: dict[str, tuple[Change, ...]] = field(default_factory=dict[str, tuple[Change, ...]])
+    first: dict[str, tuple[FlagChange, ...]] = field(
+        default_factory=dict[str, tuple[FlagChange, ...]]
+    )
     changed: dict[str, _Changed] = field(default_factory=dict[str, _Changed])
 
     @property
     def values(self) -> dict[str, Value]:
         return {each.id: each.changes[0].after for each in self.recommendations if each.changes}
 
-    def take(self, recommendations: Sequence[Recommendation], demand: Demand, now_s: float) -> None:
+    def take(self, recommendations: Sequence[Advice], demand: Demand, now_s: float) -> None:
         """Adopt recommendations for the present demand, and note why a size is another one.
 
         While clearly less is asked, they stay as they were made, unless a change must go further:
@@ -66,7 +68,7 @@ class Incident(Struct):
         is_first_whole = self.taken_s < self.whole_s <= now_s and demand.waiting >= 1
         self.taken_s = now_s
         before = {each.id: each for each in self.recommendations}
-        taken: list[Recommendation] = []
+        taken: list[Advice] = []
         asked = demand.requests + demand.deferred
         for each in recommendations:
             held, most = before.get(each.id), self.most.get(each.id, 0.0)
@@ -80,7 +82,7 @@ class Incident(Struct):
             taken.append(held if held is not None and is_same else replace(new, as_of_s=now_s))
         self.recommendations = taken
 
-    def _explained(self, new: Recommendation, demand: Demand) -> Recommendation:
+    def _explained(self, new: Advice, demand: Demand) -> Advice:
         values, first = self.values, self.first.setdefault(new.id, new.changes)
         before = self.made.setdefault(new.id, demand)
         if new.changes and values.get(new.id, new.changes[0].after) != new.changes[0].after:
@@ -101,7 +103,7 @@ class Incident(Struct):
         return replace(new, summary=f"{new.summary}{words}", basis={**new.basis, **numbers})
 
 
-def _goes_further(held: Recommendation, new: Recommendation) -> bool:
+def _goes_further(held: Advice, new: Advice) -> bool:
     """Whether the first change ends beyond the one held. Where that one was followed, by as much as
     a new load: a backlog that drains fills what was added."""
     if not held.changes or not new.changes:
@@ -114,7 +116,7 @@ def _goes_further(held: Recommendation, new: Recommendation) -> bool:
     return _direction(change) * _direction(replace(change, before=last.after)) > 0
 
 
-def _why(before: Demand, now: Demand, change: Change, held: Value) -> _Changed:
+def _why(before: Demand, now: Demand, change: FlagChange, held: Value) -> _Changed:
     """Which figure of the demand rose or fell, from what to what.
 
     Where a change raises a value, the value is higher only for a higher figure.
@@ -174,21 +176,19 @@ _ORDER: Mapping[str, int] = {"auto": 1, "bfloat16": 1, "float16": 1, "half": 1, 
 class Advised(Struct, frozen=True):
     """A recommended change, when it was recommended, and for which load in requests."""
 
-    change: Change
+    change: FlagChange
     t_s: float
     requests: float
 
 
-class RecommendationTracker:
+class AdviceTracker:
     """The changes recommended for one engine, and those found applied after a restart."""
 
     def __init__(self) -> None:
         self._advised: dict[str, Advised] = {}
         self._followed: dict[str, Advised] = {}
 
-    def advised(
-        self, now_s: float, recommendations: Iterable[Recommendation], *, requests: float
-    ) -> None:
+    def advised(self, now_s: float, recommendations: Iterable[Advice], *, requests: float) -> None:
         for recommendation in recommendations:
             for change in recommendation.changes:
                 self._advised[_key(change.flag)] = Advised(change, now_s, requests)
@@ -219,11 +219,11 @@ class RecommendationTracker:
     def allowed(
         self,
         now_s: float,
-        recommendations: Sequence[Recommendation],
+        recommendations: Sequence[Advice],
         *,
         requests: float,
         running: float = 0.0,
-    ) -> list[Recommendation]:
+    ) -> list[Advice]:
         """The recommendations, without those that reverse a recently followed one.
 
         A reversal is allowed again once the load has changed. A batch (`running`) above the
@@ -238,7 +238,7 @@ class RecommendationTracker:
             if not any(self._reverses(now_s, c, requests) for c in recommendation.changes)
         ]
 
-    def _reverses(self, now_s: float, change: Change, requests: float) -> bool:
+    def _reverses(self, now_s: float, change: FlagChange, requests: float) -> bool:
         followed = self._followed.get(_key(change.flag))
         if followed is None or now_s - followed.t_s > HELD_S:
             return False
@@ -257,12 +257,12 @@ def _flags_of(config: Mapping[str, str]) -> dict[str, str | None]:
     return {record.label: config.get(record.label) for record in VLLM.values() if record.label}
 
 
-def _follows(change: Change, config: Mapping[str, str]) -> bool:
+def _follows(change: FlagChange, config: Mapping[str, str]) -> bool:
     followed = config_shows(change.flag, change.after, config)
     return change.flag.startswith("--") if followed is None else followed
 
 
-def _direction(change: Change) -> int:
+def _direction(change: FlagChange) -> int:
     """1 if a change raises its value, -1 if it lowers it, 0 if unknown."""
     before, after = _rank(change.before), _rank(change.after)
     if after is None or before is None:

@@ -10,8 +10,8 @@ from importlib.resources import files
 
 from kneewatch.diagnose.engine.wording import spoken
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_DIED, ENGINE_RESTARTED, STARTUP_FAILED
+from kneewatch.diagnose.recommend.advice import Advice, FlagChange, ServeCommand
 from kneewatch.diagnose.recommend.ledger import BACKLOG
-from kneewatch.diagnose.recommend.recommendation import Change, Recommendation, ServeCommand
 from kneewatch.diagnose.recommend.serve_command import arguments
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.diagnose.verdict_json import change_words, changes_words
@@ -76,7 +76,7 @@ def signal_name(key: str) -> str:
     )
 
 
-def advised(diagnosis: Verdict, cause: Cause) -> list[Recommendation]:
+def advised(diagnosis: Verdict, cause: Cause) -> list[Advice]:
     """The recommendations for a cause, the best first."""
     return [
         recommendation
@@ -133,7 +133,7 @@ def _launch_before(diagnosis: Verdict, cause: Cause) -> Iterator[str]:
         )
 
 
-def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
+def moved(recommendation: Advice) -> list[tuple[str, str, str]]:
     """The numbers that change: the label, the value before ("" if unknown) and after, in the order
     of NUMBERS."""
     rows: list[tuple[str, str, str]] = []
@@ -146,12 +146,12 @@ def moved(recommendation: Recommendation) -> list[tuple[str, str, str]]:
     return rows
 
 
-def doubt(recommendation: Recommendation) -> str:
+def doubt(recommendation: Advice) -> str:
     """A remark if the change alone is not enough; else empty."""
     return "not enough alone" if recommendation.suffices is False else ""
 
 
-def numbers_words(recommendation: Recommendation) -> str:
+def numbers_words(recommendation: Advice) -> str:
     """The predicted effect: the numbers that change, with the old and the new value, and the
     cost."""
     parts = [
@@ -166,14 +166,14 @@ def numbers_words(recommendation: Recommendation) -> str:
 EXPECTED = "expected"
 
 
-def of_load(recommendation: Recommendation, t_s: float) -> str:
+def of_load(recommendation: Advice, t_s: float) -> str:
     """The time of the load that advice and its numbers are for, to follow a label; empty if that is
     `t_s`."""
     of_s = recommendation.as_of_s
     return "" if of_s in (None, t_s) else f" for the load of {moment(of_s, t_s)}"
 
 
-def measured_at_s(recommendation: Recommendation, diagnosis: Verdict, cause: Cause) -> float | None:
+def measured_at_s(recommendation: Advice, diagnosis: Verdict, cause: Cause) -> float | None:
     """When the figures of advice are made anew; None if they are of the incident or of this moment.
 
     Those of its first window reach back before it, and contradict the evidence of now.
@@ -184,21 +184,21 @@ def measured_at_s(recommendation: Recommendation, diagnosis: Verdict, cause: Cau
     return of_s + window_s if of_s < diagnosis.t_s < of_s + window_s else None
 
 
-def why_words(recommendation: Recommendation, t_s: float) -> str:
+def why_words(recommendation: Advice, t_s: float) -> str:
     """What a change does and why, with the time of its figures unless that is `t_s`: others than
     those of now would contradict the evidence."""
     of_s, words = recommendation.as_of_s, recommendation.summary
     return words if of_s in (None, t_s) else f"At {moment(of_s, t_s)}: {words}"
 
 
-def gist(recommendation: Recommendation, t_s: float | None = None) -> str:
+def gist(recommendation: Advice, t_s: float | None = None) -> str:
     """What a change does, at `t_s` with the time of its figures; the derivation that follows is
     left out. Advice without a change is whole."""
     words = recommendation.summary if t_s is None else why_words(recommendation, t_s)
     return first_sentence(words) if recommendation.changes else as_sentence(words)
 
 
-def restart_words(recommendation: Recommendation) -> str:
+def restart_words(recommendation: Advice) -> str:
     """What the restart for a change of flags costs, as far as it is known; "" without one,
     also for a server that is down."""
     is_down = recommendation.cause in (STARTUP_FAILED, ENGINE_DIED)
@@ -230,7 +230,7 @@ def args_words(command: ServeCommand) -> str:
     return json.dumps(command.container_args) if command.container_args else ""
 
 
-def command_rows(recommendation: Recommendation) -> list[str]:
+def command_rows(recommendation: Advice) -> list[str]:
     """The whole command after the change, with what it changes and what it may lack."""
     command = recommendation.command
     if command is None:
@@ -258,32 +258,32 @@ def do_first_label(cause: Cause, t_s: float) -> str:
 FIX, THEN = "fix", "then fix it"
 
 
-def command(changes: Sequence[Change]) -> str:
+def command(changes: Sequence[FlagChange]) -> str:
     """The flags to add to the server's command line, quoted for a shell. "" if there are none."""
     return " ".join(arguments(changes))
 
 
-def replaced(changes: Sequence[Change]) -> str:
+def replaced(changes: Sequence[FlagChange]) -> str:
     """The current flags whose values the changes replace; empty if there are none."""
     return ", ".join(
-        " ".join(arguments([Change(change.flag, None, change.before)]))
+        " ".join(arguments([FlagChange(change.flag, None, change.before)]))
         for change in changes
         if not (change.before is None or isinstance(change.before, bool)) and arguments([change])
     )
 
 
-def besides(changes: Sequence[Change]) -> list[str]:
+def besides(changes: Sequence[FlagChange]) -> list[str]:
     """The changes that do not set a flag: a flag that is removed, or another number of replicas."""
     return [change_words(change) for change in changes if not arguments([change])]
 
 
-def flags_words(recommendation: Recommendation) -> str:
+def flags_words(recommendation: Advice) -> str:
     """All changes in one line, without the values now."""
     changes = recommendation.changes
     return ", ".join(filter(None, (command(changes), *besides(changes))))
 
 
-def brief_words(recommendation: Recommendation, t_s: float) -> str:
+def brief_words(recommendation: Advice, t_s: float) -> str:
     """A change beside its flags, in a message: the flags that it replaces, other changes, the
     restart, what it does, and what may go wrong. The derivation is left out."""
     changes = recommendation.changes
@@ -354,7 +354,7 @@ def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
     return lines
 
 
-def _short(recommendation: Recommendation) -> str:
+def _short(recommendation: Advice) -> str:
     remarks = [remark] if (remark := doubt(recommendation)) else []
     if recommendation.cost_usd_per_hour:
         remarks.append(f"{recommendation.cost_usd_per_hour:+,.4g} USD/h")
