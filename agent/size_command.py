@@ -66,7 +66,7 @@ from kneewatch.diagnose.sizing.memory.launch import (
 )
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.search_results import brief, document, explain, question_of
+from kneewatch.diagnose.sizing.search_results import brief, decided, document, explain, question_of
 from kneewatch.diagnose.sizing.serving_cost import scaling
 from kneewatch.diagnose.sizing.size import Size, for_users, size
 from kneewatch.reports.size_rendering import (
@@ -277,7 +277,8 @@ _BY_INPUT = {flag.input or flag.parameter: flag.alias or flag.name for flag in F
 def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> int:  # noqa: ANN401
     """Print the size or plan; `whole`: with the arithmetic.
 
-    Returns the exit status: 0 fits, 1 does not fit or misses the targets, 2 cannot be sized."""
+    Returns the exit status: 0 fits, 1 does not fit, misses a target or does not serve the rate,
+    2 cannot be sized."""
     try:
         given = with_words(given, words)
         answer = _plan(given, form) if given["plan"] or form == "toml" else sized(given)
@@ -292,7 +293,7 @@ def run(*, form: str, whole: bool, words: Sequence[str] = (), **given: Any) -> i
         click.echo("\n".join(answer.settings))
     else:
         click.echo("\n".join(answer.text(text_width(), whole=whole)))
-    return OK if answer.fits else DOES_NOT_FIT
+    return OK if answer.succeeds else DOES_NOT_FIT
 
 
 class Answer(Struct, frozen=True):
@@ -304,7 +305,7 @@ class Answer(Struct, frozen=True):
     size: Size | None
     extra: Mapping[str, Any]
     lines: Sequence[str]
-    fits: bool
+    succeeds: bool
     brief: Sequence[str]
     compared: Sequence[Lever] = ()
     settings: Sequence[str] = ()
@@ -313,7 +314,7 @@ class Answer(Struct, frozen=True):
     def document(self) -> dict[str, Any]:
         """The JSON document kneewatch.size/1."""
         if self.size is None:
-            return nothing_document(self.extra, fits=self.fits)
+            return nothing_document(self.extra, fits=self.succeeds)
         return size_document(self.size) | dict(self.extra)
 
     def text(self, width: int, *, whole: bool) -> Sequence[str]:
@@ -327,7 +328,10 @@ class Answer(Struct, frozen=True):
     def _written(self, form: Callable[..., list[str]], extra: Sequence[str]) -> Sequence[str]:
         if self.size is None:
             return extra
-        text = form(self.size, first=self.first, extra=extra, compared=self.compared)
+        # A search has tried what levers change.
+        levered = "search" not in self.extra
+        said = {"first": self.first, "extra": extra, "compared": self.compared}
+        text = form(self.size, **said, levered=levered)
         return [self.size.question.launch.kind.said(line) for line in text]
 
 
@@ -367,13 +371,14 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     if point is not None:
         extra["operating_point"] = operating_point_document(point)
         lines += operating_point_lines(point)
-    brief_lines = lines
+    brief_lines, first = lines, [] if given["tp"] else _search_command(asked, plain)
     if given["search"]:
         result = search(question, choices_of(given))
-        extra["search"] = document(result)
+        answer = size(question_of(result.question, result.winner)) if result.winner else None
+        extra["search"] = document(result, answer)
         brief_lines = [*lines, *brief(result)]
         lines += explain(result)
-        answer = size(question_of(question, result.winner)) if result.winner else None
+        first = decided(result)
     else:
         answer = size(question)
     if answer is not None and answer.performance is not None and point and point.c_max:
@@ -385,9 +390,8 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     if answer is not None and given["compare"]:
         compared = [as_sized("as stated", answer), *_alternatives(given, find)]
         extra["compare"] = [lever_document(each) for each in compared]
-    fits = answer is not None and answer.fits and answer.meets_targets is not False
-    first = _search_command(asked, plain) if given["tp"] is None else []
-    return Answer(answer, extra, lines, fits, brief_lines, compared, first=first)
+    succeeds = answer is not None and answer.succeeds
+    return Answer(answer, extra, lines, succeeds, brief_lines, compared, first=first)
 
 
 def _search_command(given: dict[str, Any], question: Question) -> list[str]:

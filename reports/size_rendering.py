@@ -39,6 +39,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "schema": SCHEMA,
         "fits": answer.fits,
         "meets_targets": answer.meets_targets,
+        "serves_peak": answer.serves_peak,
         "inputs": _inputs(answer.question, answer),
         "memory": _memory(answer),
         "min_gpus": fewest.expected if fewest else None,
@@ -59,7 +60,8 @@ def nothing_document(extra: Mapping[str, Any], *, fits: bool = False) -> dict[st
     empty: dict[str, Any] = {
         "schema": SCHEMA,
         "fits": fits,
-        **dict.fromkeys(("meets_targets", "inputs", "memory", "min_gpus", "min_gpus_range")),
+        **dict.fromkeys(("meets_targets", "serves_peak", "inputs", "memory", "min_gpus")),
+        "min_gpus_range": None,
         **dict.fromkeys(("performance", "fleet", "cost", "command")),
         "levers": [],
         "steps": [],
@@ -357,16 +359,18 @@ def size_text(
     first: Sequence[str] = (),
     extra: Sequence[str] = (),
     compared: Sequence[Lever] = (),
+    levered: bool = True,
     width: int = WIDTH,
     whole: bool = True,
 ) -> list[str]:
     """Lines of text: the verdict, GPUs, cost and speed, missed targets, notes, then the memory bar
     and the arithmetic.
 
-    `first` follows the verdict; `extra`, of a search or benchmark, precedes the arithmetic. Without
-    `whole` the arithmetic is left out, and the notes that do not fit in ten lines.
+    `first` follows the verdict; `extra`, of a search or benchmark, precedes the arithmetic.
+    `levered`: with the changes that hold more, where few requests fit. Without `whole` the
+    arithmetic is left out, and the notes that do not fit in ten lines.
     """
-    command, body = _body(answer, first, compared)
+    command, body = _body(answer, first, compared, levered=levered)
     lines = wrapped(_verdict(answer), width=width, more=2)
     for doubt in launch_doubts(answer.memory.launch):
         lines += wrapped(f"warning: {doubt}", width=width, more=2)
@@ -428,6 +432,8 @@ def _verdict(answer: Size) -> str:
     missed = ""
     if answer.meets_targets is False:
         missed = f"MISSES THE TARGETS: {'; '.join(answer.missed)}"
+    elif answer.serves_peak is False:
+        missed = "DOES NOT SERVE THE RATE"
     if answer.fits:
         sure = memory.concurrency.low >= concurrency
         queued, waits = concurrency - memory.launch.seqs, ""
@@ -436,21 +442,26 @@ def _verdict(answer: Size) -> str:
             waits += f"{figure(concurrency)} wait"
         fits = "FITS" if sure else "PROBABLY FITS"
         verdict = f"{fits} IN MEMORY, {missed}; {holds}" if missed else f"{fits}: {holds}"
-        return f"{_for_users(answer)}{verdict}{waits}"
+        return f"{_for_load(answer)}{verdict}{waits}"
     failure = start_failure(memory, answer.fewest)
     failure = failure or f"{holds}, {figure(concurrency)} requested"
     return f"DOES NOT FIT: {failure}{missed and f'; {missed}'}"
 
 
-def _for_users(answer: Size) -> str:
-    question = answer.question
-    if question.users is None:
-        return ""
-    if answer.meets_targets is False:
-        return f"{plural(question.users, 'user')}: "
+def _for_load(answer: Size) -> str:
+    """The stated users or rate with the GPUs that serve it; empty without either."""
+    question, replicas = answer.question, answer.question.replicas
+    load, peak_per_s = "", question.peak_requests_per_s
+    if question.users is not None:
+        load = plural(question.users, "user")
+    elif answer.fleet is not None and peak_per_s is not None:
+        load, replicas = f"{figure(peak_per_s)} requests/s", answer.fleet.deployed_instances
+    if not load or not answer.succeeds:
+        return load and f"{load}: "
     spread = question.launch.parallel.gpus
-    gpus = f"{plural(question.users, 'user')}: {plural(question.replicas * spread, 'GPU')}"
-    return f"{gpus} ({plural(question.replicas, 'replica')} of {spread}). "
+    return (
+        f"{load}: {plural(replicas * spread, 'GPU')} ({plural(replicas, 'replica')} of {spread}). "
+    )
 
 
 def _run(answer: Size, better: Sequence[Lever]) -> list[str]:
@@ -606,11 +617,14 @@ def _speed(answer: Size) -> list[str]:
 
 
 def _at_peak(answer: Size) -> list[str]:
-    """The latencies at the stated peak, or that the launch cannot serve it."""
+    """The latencies at the stated peak, or that the launch cannot serve it; empty if it cannot by
+    the prediction alone."""
     question, served = answer.question, answer.at_peak()
     peak_per_s = question.peak_requests_per_s
     most_per_s = full_requests_per_s(question, answer.performance)
     if peak_per_s is None or most_per_s is None:
+        return []
+    if served is None and answer.serves_peak is None:
         return []
     replicas = question.replicas if answer.fleet is None else answer.fleet.deployed_instances
     load = f"At {figure(peak_per_s)} requests/s on {plural(replicas, 'replica')}"
@@ -667,10 +681,10 @@ def _usable(answer: Size) -> list[str]:
 
 
 def _body(
-    answer: Size, first: Sequence[str], compared: Sequence[Lever]
+    answer: Size, first: Sequence[str], compared: Sequence[Lever], *, levered: bool
 ) -> tuple[list[str], list[str]]:
     """The command, and what follows it: what to change comes first where it is needed."""
-    better = levers(answer) if holds_few(answer) else ()
+    better = levers(answer) if levered and holds_few(answer) else ()
     changes = _listed(answer, "Compared, requests of {} tokens held:", compared)
     changes = changes or _listed(
         answer,
@@ -687,9 +701,10 @@ def size_markdown(
     first: Sequence[str] = (),
     extra: Sequence[str] = (),
     compared: Sequence[Lever] = (),
+    levered: bool = True,
 ) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
-    command, body = _body(answer, first, compared)
+    command, body = _body(answer, first, compared, levered=levered)
     doubts = [f"Warning: {doubt}" for doubt in launch_doubts(answer.memory.launch)]
     lines = [f"# {_verdict(answer)}", "", *doubts, _launch_line(answer), "", *command, *body]
     lines += [f"- {note}" for note in _notes(answer)]

@@ -30,7 +30,7 @@ from kneewatch.diagnose.sizing.search_results import (
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.size import (
     fleet_of,
-    held,
+    held_to_plan,
     loop_of,
     peak_utilization,
     usable_limit,
@@ -347,7 +347,7 @@ def search(question: Question, choices: Choices = ANYTHING) -> SearchResult:
             continue
         started, configurations = start
         launched += 1
-        candidate = _candidate(question, tried, started, choices.most_gpus)
+        candidate = _candidate(question, started, choices.most_gpus)
         if isinstance(candidate, Rejection):
             rejected.append(replace(candidate, configurations=configurations))
             continue
@@ -386,13 +386,10 @@ def _rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
     return not certain, cost, candidate.gpus, candidate.validations, request_s, -longest
 
 
-def _candidate(
-    question: Question, tried: Space, answer: Memory, most_gpus: int | None
-) -> Candidate | Rejection:
+def _candidate(question: Question, answer: Memory, most_gpus: int | None) -> Candidate | Rejection:
     """The launch with its replicas at the highest load within the targets, or why it fails."""
     launch, gpus_per_replica = answer.launch, answer.launch.parallel.gpus
-    # Requests of full length, or of the stated context's length.
-    held_mean = held(answer, max(tried.request_tokens, launch.context))
+    held_mean = held_to_plan(question, answer)
     limit = usable_limit(held_mean, launch.seqs)
     binding = KV_CACHE if limit < launch.seqs else MAX_NUM_SEQS
     question = replace(question, launch=launch)

@@ -16,7 +16,7 @@ from kneewatch.diagnose.sizing.launch_notes import over_pcie
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.requirements import Question
-from kneewatch.diagnose.sizing.size import size
+from kneewatch.diagnose.sizing.size import Size
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.rules.formatting import duration, figure, percent, plural
 
@@ -178,7 +178,7 @@ def _assumptions(result: SearchResult) -> list[str]:
     lines, winner = [_PREDICTED], result.winner
     stated = result.question.targets
     if result.is_itl_assumed:
-        lines.append(f"no ITL target is set, so {seconds(ASSUMED_ITL_S)} is assumed: set --itl-slo")
+        lines.append(_assumed_itl())
     if winner is not None:
         lines.append(
             f"targets have a margin as wide as the accuracy: {margins(stated, winner.launch)}"
@@ -186,27 +186,35 @@ def _assumptions(result: SearchResult) -> list[str]:
     return lines
 
 
+def changes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
+    """What the candidate changes of the question's launch and of the checkpoint, one sentence
+    each."""
+    asked, launch, gpu = result.question.launch, candidate.launch, candidate.gpu
+    lines: list[str] = []
+    if asked.gpu is not None and asked.gpu.id != gpu.id:
+        lines.append(f"GPU changed from {asked.gpu.id} to {gpu.id}")
+    if launch.scheme.id != asked.scheme.id:
+        lines.append(
+            f"weights changed from {asked.scheme.id} to {launch.scheme.id} "
+            f"(fix them with {WEIGHTS_FORMAT}): test answer quality on your own prompts"
+        )
+    if launch.kv_cache_dtype != asked.kv_cache_dtype:
+        lines.append(
+            f"KV cache changed from {kv_format(asked.kv_cache_dtype).label} to "
+            f"{launch.kv_cache_dtype}: test answer quality, especially on long contexts"
+        )
+    if launch.longest_tokens < asked.longest_tokens:
+        lines.append(
+            f"needs {LONGEST_TOKENS} {launch.longest_tokens}: longer requests (up to "
+            f"{asked.longest_tokens:,} tokens) are rejected"
+        )
+    return tuple(lines)
+
+
 def notes(result: SearchResult, candidate: Candidate) -> tuple[str, ...]:
     """What to check before buying this candidate, one sentence each."""
     launch, gpu = candidate.launch, candidate.gpu
-    lines: list[str] = []
-    if launch.quantization is not None:
-        lines.append(
-            f"weights changed from {scheme(launch.model.quantization).id} to {launch.scheme.id} "
-            f"(fix them with {WEIGHTS_FORMAT}): test answer quality on your own prompts"
-        )
-    if kv_format(launch.kv_cache_dtype).is_quantized:
-        lines.append(
-            f"test answer quality with the {launch.kv_cache_dtype} KV cache, especially on long "
-            "contexts"
-        )
-    lines += over_pcie(gpu, launch.parallel.tensor)
-    longest = result.question.launch.max_model_len or launch.model.max_context_tokens
-    if launch.longest_tokens < longest:
-        lines.append(
-            f"needs {LONGEST_TOKENS} {launch.longest_tokens}: longer requests (up to {longest:,} "
-            "tokens) are rejected"
-        )
+    lines = [*changes(result, candidate), *over_pcie(gpu, launch.parallel.tensor)]
     if not candidate.starts_for_certain:
         lines.append("may not start: it does not fit at the high end of the overhead estimate")
     if gpu.memory_is_estimated:
@@ -253,6 +261,19 @@ def _cause(result: SearchResult, winner: Candidate, candidate: Candidate) -> str
         return f"needs {plural(added, 'replica' if alike else 'GPU').replace(' ', ' more ')} "
     price = figure(candidate.usd_per_hour / candidate.gpus)
     return f"needs {candidate.gpus} GPUs at {price} USD/h each "
+
+
+def decided(result: SearchResult) -> list[str]:
+    """What the search decided beside the split, as one line; empty if nothing."""
+    if result.winner is None:
+        return []
+    assumed = [_assumed_itl()] if result.is_itl_assumed else []
+    texts = [*changes(result, result.winner), *assumed]
+    return [f"The search decided: {'; '.join(texts)}"] if texts else []
+
+
+def _assumed_itl() -> str:
+    return f"no ITL target is set, so {seconds(ASSUMED_ITL_S)} is assumed: set --itl-slo"
 
 
 def brief(result: SearchResult) -> tuple[str, ...]:
@@ -317,9 +338,8 @@ def _speed(candidate: Candidate) -> str:
     )
 
 
-def document(result: SearchResult) -> dict[str, object]:
+def document(result: SearchResult, winner: Size | None) -> dict[str, object]:
     """The search result as JSON types, with the arithmetic of the winner's fleet and cost."""
-    winner = None if result.winner is None else size(question_of(result.question, result.winner))
     return {
         "ranked_by": result.ranked_by,
         "configurations": result.configurations,

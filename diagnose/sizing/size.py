@@ -335,6 +335,20 @@ class Size(Struct, frozen=True):
             return None
         return None if self.usable_source == "stated" else not self.missed
 
+    @property
+    def serves_peak(self) -> bool | None:
+        """Whether the replicas serve the peak by the prediction. None: no peak, nothing predicted,
+        or the stated usable requests/s decide."""
+        peak_per_s = self.question.peak_requests_per_s
+        if peak_per_s is None or self.performance is None or self.usable_source == "stated":
+            return None
+        return self.at_peak() is not None
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether it fits, meets the targets and serves the peak; what is unknown fails nothing."""
+        return self.fits and self.meets_targets is not False and self.serves_peak is not False
+
     def at_peak(self) -> tuple[float, Performance] | None:
         """The requests in flight on one engine and its latencies, while the peak is spread evenly
         over the deployed replicas, or over the question's where no fleet is sized. None if unknown,
@@ -475,6 +489,13 @@ def _fewest(question: Question) -> FewestGpus | None:
     return fewest_gpus(launch, concurrency=question.concurrency_per_engine)
 
 
+def held_to_plan(question: Question, answer: Memory) -> float:
+    """Requests that the KV cache holds: of mean length, or of the stated context if that is
+    longer."""
+    mean_tokens = (question.input_tokens or 0.0) + (question.output_tokens or 0.0)
+    return held(answer, max(mean_tokens, answer.launch.context))
+
+
 def held(answer: Memory, mean_tokens: float) -> float:
     """Requests of this mean length that the KV cache holds."""
     return answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
@@ -551,8 +572,7 @@ def _predicted_usable(
     # Without a target any concurrency would do: only a stated one says what is usable.
     concurrency = question.concurrency and load.concurrency
     if question.targets.are_set:
-        held_mean = held(answer, load.input_tokens + load.output_tokens)
-        most = usable_limit(held_mean, question.launch.seqs)
+        most = usable_limit(held_to_plan(question, answer), question.launch.seqs)
         best, where = within_targets(question, speed.loop, most), "the most within the targets"
         speed, concurrency = best.performance, best.concurrency
     if not concurrency:

@@ -192,3 +192,17 @@ def test_changes_that_do_not_suffice_are_marked_and_last() -> None:
     assert held == sorted(held, reverse=True)
     fitting = size(*QUESTIONS["64 users do not fit"][0]).stdout
     assert "not enough" not in fitting
+
+
+def test_a_rate_that_is_not_served_exits_1() -> None:
+    flags, _ = QUESTIONS["how many replicas without targets"]
+    status, answer = document(*flags)
+    assert (status, answer["fits"], answer["serves_peak"]) == (1, True, False)
+    assert size(*flags).stdout.startswith("FITS IN MEMORY, DOES NOT SERVE THE RATE; holds ")
+    status, answer = document(*flags[:-1], "2")
+    assert (status, answer["serves_peak"]) == (0, True)
+    # Stated usable requests/s decide before the prediction.
+    status, answer = document(*flags, "--usable-rps", "9")
+    assert (status, answer["serves_peak"]) == (0, None)
+    assert answer["fleet"]["deployed_instances"] == 4
+    assert "NOT SERVED" not in size(*flags, "--usable-rps", "9").stdout
