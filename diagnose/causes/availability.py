@@ -136,10 +136,7 @@ def _stalled_s(facts: Facts) -> float:
     return facts.streaks_s.get("stalled", 0.0)
 
 
-STALLED_FOR_S = Computed(
-    lambda facts: facts.streaks_s.get("stalled"),
-    "seconds without progress",
-)
+STALLED_FOR_S = Computed(lambda facts: facts.streaks_s.get("stalled"), "seconds without progress")
 
 STALLED_LEVER = (
     "Save the log, then restart the engine. Look for a request longer than the KV cache: it can "
@@ -171,7 +168,7 @@ ENGINE_STALLED = cause(
                 _still,
                 signal="generation_tokens_per_s",
             ),
-            term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight", signal="running"),
+            term(IN_FLIGHT, 1.0, 0.8, "{value} requests in flight"),
         ),
         levels=((Severity.CRITICAL, Stalled(whole=True)),),
         severity=Severity.INFO,
@@ -464,7 +461,4 @@ def _no_requests(patience_s: float) -> Evidence:
     return Evidence("in_flight", 0.0, None, words)
 
 
-ENGINE_RESTARTED = cause(
-    "engine_restarted",
-    judge=engine_restarted,
-)
+ENGINE_RESTARTED = cause("engine_restarted", judge=engine_restarted)

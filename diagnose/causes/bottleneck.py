@@ -40,14 +40,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     WINDOW_S,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import (
-    Computed,
-    Form,
-    Term,
-    Tested,
-    cause,
-    term,
-)
+from kneewatch.diagnose.causes.record import Computed, Form, Term, Tested, cause, term
 from kneewatch.rules.conditions import ALWAYS, Check, Condition, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import BaselineValue, Live
@@ -349,7 +342,6 @@ HOST_CONTENTION = cause(
                 1.2,
                 "requests spend {value:s} of {e2e_mean_s:s} outside the engine: neither in its "
                 "queue nor in prefill nor in decode",
-                signal="e2e_mean_s",
             ),
             term(
                 Live(PILED),
@@ -425,7 +417,6 @@ ABORTS = term(
     0.0,
     "{value:%} of the finished requests were aborted: callers no longer wait",
     when=MANY_ABORTED,
-    signal="finished_abort_per_s",
 )
 PREFILLS_TAKE_LONGER = PREFILL_SPEED_RATIO <= PREFILLS_SLOW_FROM
 SPEED_IS_LOST = (IS_SLOW.assume(unknown=False) | PREFILLS_TAKE_LONGER).assume(unknown=False)
@@ -522,10 +513,7 @@ SLOW_STEPS = cause(
             ABORTS,
             *bound_terms("host")[:1],
         ),
-        levels=(
-            (Severity.CRITICAL, MANY_ABORTED),
-            (Severity.WARNING, FIRST_TOKENS_SUFFER),
-        ),
+        levels=((Severity.CRITICAL, MANY_ABORTED), (Severity.WARNING, FIRST_TOKENS_SUFFER)),
         severity=Severity.INFO,
         instead=(
             ((SPEED_RATIO > SLOW_FROM) & is_bound("host"), LATER_PREFILLS_ALONE + SHOWN_IDLE),

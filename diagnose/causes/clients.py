@@ -76,7 +76,6 @@ CLIENTS_GIVE_UP = cause(
                 SOME_GIVEN_UP,
                 2.0,
                 "{value:%} of the accepted calls ended before their request finished",
-                signal="given_up_ratio",
             ),
             term(
                 ANSWERED,
@@ -152,17 +151,17 @@ def _failing(
     per_s: Quantity,
     from_share: float,
     critical: float,
-    words: tuple[str, str, str, str],
+    words: tuple[str, str, str],
     *,
     when: Condition | None = None,
 ) -> Form:
-    """A form of requests_failing. `words`: its summary, the signal, the evidence, the sentence."""
-    of, signal, text, sentence = words
+    """A form of requests_failing. `words`: its summary, the evidence, the sentence."""
+    of, text, sentence = words
     gate = (share >= from_share) & (per_s * WINDOW_S >= 3.0)
     return Form(
         gate=gate if when is None else gate & when,
         start=Number(0.3),
-        terms=(term(share, from_share, 2.0, text, signal=signal), *BESIDE),
+        terms=(term(share, from_share, 2.0, text), *BESIDE),
         levels=((Severity.CRITICAL, share >= critical),),
         say=sentence,
         words=(("share", share), ("per_s", per_s)),
@@ -180,7 +179,6 @@ REQUESTS_FAILING = cause(
         0.1,
         (
             "Requests end in an error",
-            "finished_error_ratio",
             "{value:%} of the finished requests ended in an error ({per_s:requests/s})",
             "{share:%} of the finished requests ended in an error.",
         ),
@@ -192,7 +190,6 @@ REQUESTS_FAILING = cause(
         0.1,
         (
             "Calls fail with HTTP 5xx in the API server",
-            "server_error_per_s",
             "{value:%} of the calls failed with HTTP 5xx ({per_s:calls/s}), and the engine "
             "counts no error for them: they fail in the API server",
             "{share:%} of the calls fail with HTTP 5xx before the engine counts them.",
@@ -205,7 +202,6 @@ REQUESTS_FAILING = cause(
         0.5,
         (
             "Many requests are aborted",
-            "finished_abort_per_s",
             "{value:%} of the finished requests were aborted ({per_s:requests/s}), and the "
             "page does not count calls: clients left, or the server aborted them",
             "{share:%} of the finished requests were aborted: by clients that leave, or by the "

@@ -18,11 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import ITL_DRIFT, UNMOVED
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.gpu_faults import close_of_gpus
 from kneewatch.diagnose.causes.record import Term, cause, term, weigh
-from kneewatch.diagnose.deployment.server_state import (
-    CLOCK_SEEN,
-    GPU_BUSY_FROM,
-    GpuState,
-)
+from kneewatch.diagnose.deployment.server_state import CLOCK_SEEN, GPU_BUSY_FROM, GpuState
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
@@ -290,7 +286,4 @@ def _of_worst(worst: ThrottledGpu, facts: Facts) -> Facts:
     return replace(facts, values={**facts.values, **own})
 
 
-GPU_THROTTLED = cause(
-    "gpu_throttled",
-    judge=gpu_throttled,
-)
+GPU_THROTTLED = cause("gpu_throttled", judge=gpu_throttled)

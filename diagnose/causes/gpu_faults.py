@@ -207,8 +207,5 @@ def _links(gpu: GpuState) -> Iterator[Fault]:
         )
 
 
-GPU_FAULT = cause(
-    "gpu_fault",
-    judge=gpu_fault,
-)
+GPU_FAULT = cause("gpu_fault", judge=gpu_fault)
 """Disturbs no baseline: a fault may last for weeks, and its effects are causes of their own."""

@@ -202,7 +202,6 @@ KV_PRESSURE = cause(
                     -0.5,
                     text,
                     when=~EVICTING.assume(unknown=False) & counted,
-                    signal="preemption_per_s",
                 )
                 for text, counted in (
                     ("no request is preempted yet", PREEMPTIONS.known),
@@ -215,7 +214,6 @@ KV_PRESSURE = cause(
                 2.0,
                 "{value:%} of running requests are preempted every second",
                 when=EVICTING,
-                signal="preemption_ratio_per_s",
             ),
             term(KV_USAGE, 0.9, 2.0, "KV cache {value:%} full (mean)", when=KV_USAGE >= 0.85),
             term(
@@ -248,7 +246,6 @@ KV_PRESSURE = cause(
                 3.0,
                 "a running request holds {value:%} of the KV cache on average",
                 when=FEW_FILL_THE_CACHE,
-                signal="kv_usage_avg_ratio",
             ),
             term(
                 STALL_SHARE,

@@ -126,7 +126,7 @@ KV_TRANSFER_SLOW = cause(
         gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK,
         start=Number(-0.3),
         terms=(
-            term(SHARE, 0.3, 1.2, _long, when=LONG, signal="kv_transfer_mean_s"),
+            term(SHARE, 0.3, 1.2, _long, when=LONG),
             term(DRIFT, 3.0, 1.5, _slower, when=SLOWER, signal="kv_transfer_mean_s"),
             term(FAILED, None, 1.5, _failing, when=FAIL),
             term(
@@ -135,7 +135,6 @@ KV_TRANSFER_SLOW = cause(
                 -0.8,
                 "the KV of {value} of {kv_fetch_waiting} waiting requests has arrived",
                 when=HERE,
-                signal="kv_fetch_arrived",
             ),
             term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
             term(
@@ -154,7 +153,6 @@ KV_TRANSFER_SLOW = cause(
                 "{value} fetches have not begun, and the KV cache here is "
                 "{kv_usage_avg_ratio:%} full",
                 when=KV_BINDS,
-                signal="kv_fetch_queued",
             ),
             term(
                 Live("lmcache_retrieve_tokens_per_s"),

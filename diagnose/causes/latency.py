@@ -205,7 +205,6 @@ PREFILL_INTERFERENCE = cause(
                 0.8,
                 "{long} of the window's prefills took 0.5 s or longer",
                 when=LONG_WERE_SEEN,
-                signal="prefill_long_per_s",
             ),
             term(
                 PASSES_PER_S,
@@ -223,10 +222,7 @@ PREFILL_INTERFERENCE = cause(
                 when=NONE_ENDED & LARGE_STEPS_PAUSE,
             ),
         ),
-        levels=(
-            (Severity.CRITICAL, FIRST_TOKENS_VERY_LATE),
-            (Severity.WARNING, ~PAUSES_AS_EVER),
-        ),
+        levels=((Severity.CRITICAL, FIRST_TOKENS_VERY_LATE), (Severity.WARNING, ~PAUSES_AS_EVER)),
         severity=Severity.INFO,
         instead=(
             (
@@ -256,7 +252,6 @@ PREFILL_INTERFERENCE = cause(
                 LATE_FROM,
                 1.2,
                 "mean TTFT is {ttft_mean_s:s}, {value:.1f}x its usual value",
-                signal="ttft_mean_s",
             ),
             term(
                 QUEUE_S,
@@ -264,7 +259,6 @@ PREFILL_INTERFERENCE = cause(
                 0.8,
                 "requests queue for {value:s} on average while prompts of up to "
                 "{prefill_p99_s:s} are under prefill",
-                signal="queue_mean_s",
             ),
         ),
         say="Requests queue behind long prefills: TTFT P99 is {ttft_p99_s:s}, its mean "
@@ -334,16 +328,8 @@ PREFILL_BOUND = cause(
                 1.5,
                 "mean prefill is {value:s}, longer than the TTFT target",
                 when=ALONE,
-                signal="prefill_mean_s",
             ),
-            term(
-                PREFILL_OF_WAIT,
-                MOST_OF_WAIT,
-                1.5,
-                "{value:%} of TTFT is prefill",
-                when=~ALONE,
-                signal="prefill_mean_s",
-            ),
+            term(PREFILL_OF_WAIT, MOST_OF_WAIT, 1.5, "{value:%} of TTFT is prefill", when=~ALONE),
             *bound_terms("compute"),
         ),
         say=_prefill_delays,
@@ -396,11 +382,7 @@ _IDLE_GPUS = replace(
 Slow steps keep requests longer, so they fill the KV cache and a queue forms.
 """
 
-DECODE_BOUND = cause(
-    "decode_bound",
-    _IDLE_GPUS,
-    _DECODE,
-)
+DECODE_BOUND = cause("decode_bound", _IDLE_GPUS, _DECODE)
 
 TAIL_DRIFT = Live("ttft_p99_p50_drift_ratio")
 GROWTH = BATCH.otherwise(0.0) / BaselineValue("running_avg")
@@ -448,14 +430,10 @@ PAST_KNEE = cause(
                 when=LEFT,
                 signal="ttft_p99_p50_ratio",
             ),
-            term(
-                GROWTH, 1.5, 0.6, "the batch is {value:.1f}x its quiet size", signal="running_avg"
-            ),
+            term(GROWTH, 1.5, 0.6, "the batch is {value:.1f}x its quiet size"),
             term(TTFT_P99_S, TTFT_TARGET_S, 1.0, "TTFT P99 {value:s}", when=TTFT_IS_MISSED),
-            term(IN_FLIGHT, KNEE, 1.2, _knee, when=PAST, signal="running_avg"),
-            term(
-                IN_FLIGHT, None, -1.2, _knee, when=IN_FLIGHT <= BEFORE_KNEE_TO, signal="running_avg"
-            ),
+            term(IN_FLIGHT, KNEE, 1.2, _knee, when=PAST),
+            term(IN_FLIGHT, None, -1.2, _knee, when=IN_FLIGHT <= BEFORE_KNEE_TO),
         ),
         levels=((Severity.WARNING, TTFT_IS_MISSED),),
         severity=Severity.INFO,

@@ -22,7 +22,6 @@ from kneewatch.diagnose.slow_quantities import (
     KV_FLOOR,
     SAME_WORK,
     TREND_S,
-    WORK,
     WORK_GROWTH,
     goes_on,
     straight,
@@ -98,11 +97,7 @@ KV_LEAK = cause(
         start=Number(0.5),
         terms=(
             term(
-                LEAKED,
-                LEAK_FROM,
-                1.5,
-                "KV usage stays at {value:%} while no request runs or waits",
-                signal="kv_usage_ratio",
+                LEAKED, LEAK_FROM, 1.5, "KV usage stays at {value:%} while no request runs or waits"
             ),
         ),
         levels=((Severity.WARNING, LEAKED >= LEAK_MATTERS_FROM),),
@@ -117,7 +112,7 @@ KV_LEAK = cause(
         & SAME_WORK_KNOWN
         & (UNEXPLAINED >= UNEXPLAINED_FROM),
         terms=(
-            term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed, signal=KV_FLOOR.growth),
+            term(UNEXPLAINED, UNEXPLAINED_FROM, 1.5, _climbed),
             straight(KV_FLOOR, "climb: no step, no swing"),
             term(
                 WORK_GROWTH.at_least(0.0),
@@ -125,7 +120,6 @@ KV_LEAK = cause(
                 -0.8,
                 "the load has grown by {value:%} meanwhile",
                 when=WORK_GROWTH > 0.0,
-                signal=WORK.growth,
             ),
         ),
         levels=((Severity.WARNING, UNEXPLAINED >= LEAK_MATTERS_FROM),),
@@ -188,7 +182,6 @@ KV_HELD = cause(
                 "{held:%} of the KV cache is in use beyond what requests in flight account "
                 "for, of {kv_usage_avg_ratio:%} in use",
                 when=KV_HELD_SHARE >= HELD_FROM,
-                signal="kv_usage_avg_ratio",
             ),
             term(
                 DEFERRED_SHARE,
@@ -231,11 +224,7 @@ KV_HELD = cause(
             ),
         ),
         say="KV blocks are held by what does not run: transfers that do not end.",
-        words=(
-            ("held", KV_HELD_SHARE),
-            ("deferred", DEFERRED_SHARE),
-            EXPIRED_PER_MIN,
-        ),
+        words=(("held", KV_HELD_SHARE), ("deferred", DEFERRED_SHARE), EXPIRED_PER_MIN),
         root=True,
         lever="With a KV connector, look for aborted or failed KV transfers in both sides' "
         "logs; let the connector give up before clients and routers do (time-outs). Restart "
@@ -285,22 +274,11 @@ HOST_MEMORY_LEAK = cause(
         gate=goes_on(HOST_MEMORY) & GROWS & SAME_WORK,
         start=Number(0.3),
         terms=(
-            term(GROWTH_SHARE, 0.05, 1.2, _grew, signal=HOST_MEMORY.growth),
+            term(GROWTH_SHARE, 0.05, 1.2, _grew),
             straight(HOST_MEMORY, "growth: no step, no warm-up that settles"),
-            term(
-                FULL_IN_S,
-                DAY_S,
-                1.0,
-                _full,
-                when=FULL_IN_S <= DAY_S,
-                below=True,
-                signal="host_memory_limit_bytes",
-            ),
+            term(FULL_IN_S, DAY_S, 1.0, _full, when=FULL_IN_S <= DAY_S, below=True),
         ),
-        levels=(
-            (Severity.CRITICAL, FULL_IN_S <= HOUR_S),
-            (Severity.WARNING, FULL_IN_S <= DAY_S),
-        ),
+        levels=((Severity.CRITICAL, FULL_IN_S <= HOUR_S), (Severity.WARNING, FULL_IN_S <= DAY_S)),
         severity=Severity.INFO,
         say=_grows,
         lever="Restart the server in a quiet hour before host memory runs out. Report it to "

@@ -265,7 +265,6 @@ SPEC_DECODE_POOR = cause(
                 2.2,
                 "{value:%} of {spec_draft_tokens_per_s} draft tokens/s are accepted",
                 below=True,
-                signal="spec_acceptance_ratio",
             ),
             *(
                 term(
@@ -284,10 +283,7 @@ SPEC_DECODE_POOR = cause(
                 )
             ),
             term(
-                Computed(
-                    _first_position,
-                    "the acceptance of the first draft token",
-                ),
+                Computed(_first_position, "the acceptance of the first draft token"),
                 None,
                 0.0,
                 _by_position,
@@ -377,10 +373,7 @@ ADAPTER_THRASH = cause(
             ),
             term(TAKEN, SLOTS, 0.6, "all adapter slots are taken", when=TAKEN >= SLOTS),
             term(
-                Computed(
-                    lambda facts: _turns(facts),
-                    "the number of adapter turns",
-                ),
+                Computed(lambda facts: _turns(facts), "the number of adapter turns"),
                 None,
                 0.0,
                 lambda facts: _turns_text(facts.adapters),

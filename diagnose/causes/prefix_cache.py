@@ -20,14 +20,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Term, cause, term
 from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
 from kneewatch.rules.formatting import percent
-from kneewatch.rules.quantities import (
-    BaselineValue,
-    Configured,
-    Live,
-    Minimum,
-    Recent,
-    Watched,
-)
+from kneewatch.rules.quantities import BaselineValue, Configured, Live, Minimum, Recent, Watched
 from kneewatch.rules.rule import Severity
 
 WAS_SHARED_FROM = 0.3
@@ -62,7 +55,7 @@ HIT_RATIO, QUIET_HIT_RATIO = Live("prefix_hit_ratio"), BaselineValue("prefix_hit
 RECENT_HIT_RATIO = Recent("prefix_hit_ratio")
 HITS = Minimum(HIT_RATIO, RECENT_HIT_RATIO)
 """The lower hit ratio of the whole window and its newest part, which shows a loss first."""
-FEW_HITS = term(HITS, 0.02, 0.3, "hit ratio {value:%}", below=True, signal="prefix_hit_ratio")
+FEW_HITS = term(HITS, 0.02, 0.3, "hit ratio {value:%}", below=True)
 
 HIT_TOKENS = Minimum(Live("prefix_hit_tokens_mean"), Recent("prefix_hit_tokens_mean"))
 QUIET_HIT_TOKENS = BaselineValue("prefix_hit_tokens_mean")
@@ -165,7 +158,6 @@ def _prefill_terms(weight: float) -> tuple[Term, Term]:
             weight,
             "prefill takes {value:%} of request service time",
             when=BY_SHARE,
-            signal="prefill_service_ratio",
         ),
         term(
             BUSY,
@@ -173,7 +165,6 @@ def _prefill_terms(weight: float) -> tuple[Term, Term]:
             weight,
             "{value:.1f} prompts are under prefill on average",
             when=~BY_SHARE & ~BY_WORK,
-            signal="prefill_busy_ratio",
         ),
     )
 
@@ -255,13 +246,7 @@ PREFIX_CACHE_OFF = cause(
         gate=Configured("enable_prefix_caching", "False") & PREFILL_IS_HEAVY,
         start=Number(0.3),
         terms=(
-            term(
-                WORK_RATIO,
-                4.0,
-                1.2,
-                "{value} prompt tokens computed per generated token",
-                signal="computed_prompt_tokens_per_s",
-            ),
+            term(WORK_RATIO, 4.0, 1.2, "{value} prompt tokens computed per generated token"),
             *_prefill_terms(1.0),
         ),
         levels=((Severity.WARNING, ~GIANTS_QUEUE),),
@@ -314,7 +299,6 @@ PREFIX_BLOCK_TOO_LARGE = cause(
                 "prompts have {value} tokens, a block {block_tokens}: only whole blocks are cached",
                 when=IN_A_BLOCK,
                 below=True,
-                signal="prompt_tokens_mean",
             ),
             term(
                 PROMPT_TOKENS,
@@ -323,7 +307,6 @@ PREFIX_BLOCK_TOO_LARGE = cause(
                 "95% of prompts have at most {value} tokens, a block {block_tokens}: only the "
                 "last whole block of a prompt can be found again",
                 when=~IN_A_BLOCK,
-                signal="prompt_tokens_p95",
             ),
             FEW_HITS,
         ),
@@ -366,7 +349,6 @@ PREFIX_REUSE_LOST = cause(
                 "hit ratio {window_hits:%} over the window, {newest_hits:%} in its newest "
                 "part; baseline {quiet:%}",
                 below=True,
-                signal="prefix_hit_ratio",
             ),
             term(
                 HIT_TOKENS,
@@ -375,7 +357,6 @@ PREFIX_REUSE_LOST = cause(
                 "{value} tokens hit per request, baseline {quiet_tokens}",
                 when=QUIET_HIT_TOKENS.known,
                 below=True,
-                signal="prefix_hit_tokens_mean",
             ),
             term(
                 HITS,
@@ -383,7 +364,6 @@ PREFIX_REUSE_LOST = cause(
                 -0.8,
                 "some prefixes still hit: the others may be evicted, not missing",
                 when=(HITS > 0.08) & ~PROMPTS_DIFFER,
-                signal="prefix_hit_ratio",
             ),
             term(
                 HIT_TOKENS,
@@ -392,7 +372,6 @@ PREFIX_REUSE_LOST = cause(
                 "requests hit their first {value} tokens, each about as many: prompts differ "
                 "behind them",
                 when=PROMPTS_DIFFER,
-                signal="prefix_hit_tokens_mean",
             ),
             *_prefill_terms(0.8),
             ANOTHER_TIER,
@@ -504,7 +483,6 @@ PREFIX_CHURN = cause(
                 1.0,
                 "{value} blocks/s are evicted",
                 when=REUSED,
-                signal="block_eviction_per_s",
             ),
             term(
                 Live("prefill_tokens_p95").otherwise(0.0),
@@ -512,7 +490,6 @@ PREFIX_CHURN = cause(
                 0.8,
                 "prompts hit fully or miss fully: shared prefixes are being evicted",
                 when=ALL_OR_NOTHING,
-                signal="prefill_tokens_p95",
             ),
             term(
                 GAP_S,

@@ -25,10 +25,11 @@ from kneewatch.rules.conditions import (
     Scope,
     Some,
     first_of,
+    nodes,
 )
 from kneewatch.rules.facts import Holds, Read
 from kneewatch.rules.formatting import about, duration, percent, rate, singular, stated_duration
-from kneewatch.rules.quantities import Live
+from kneewatch.rules.quantities import Live, Recent
 from kneewatch.rules.rule import FAMILIES, QUEUE_RULES, Severity
 
 ONSET_S = 5.0
@@ -80,8 +81,8 @@ class Term(Struct, frozen=True, dict=True):
 
     The strength is 1 without a threshold. A negative weight is evidence against the cause; weight 0
     is listed without effect on confidence. The term counts only while `when` is certainly true.
-    `below`: lower values are stronger evidence. `signal` names the evidence if `value` is not a
-    plain signal. `shown` is the number to print if it is not the value.
+    `below`: lower values are stronger evidence. `signal` names the evidence if that is not the
+    first signal of `value`.
     """
 
     value: Quantity
@@ -107,7 +108,12 @@ class Term(Struct, frozen=True, dict=True):
         """The signal that the evidence is listed under."""
         if callable(self.signal):
             return self.signal(facts)
-        return self.signal or (self.value.key if isinstance(self.value, Live) else "")
+        return self.signal or self._first_signal
+
+    @cached_property
+    def _first_signal(self) -> str:
+        signals = (node.key for node in nodes(self.value) if isinstance(node, Live | Recent))
+        return next(signals, "")
 
 
 def term(
@@ -341,12 +347,7 @@ def _shown(name: str, value: float | None, form: str) -> str:
             return format(value, form or ",.0f")
 
 
-def _said(
-    say: Say,
-    words: Words,
-    facts: Facts,
-    value: float | None = None,
-) -> str:
+def _said(say: Say, words: Words, facts: Facts, value: float | None = None) -> str:
     if not isinstance(say, str):
         return singular(say(facts))
     if "{" not in say:

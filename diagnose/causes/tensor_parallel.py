@@ -107,7 +107,4 @@ def weigh_live(
     case.weigh("generation_tokens_per_s", share, FAR_BELOW, weight, text, below=below)
 
 
-TP_OVERHEAD = cause(
-    "tp_overhead",
-    judge=tp_overhead,
-)
+TP_OVERHEAD = cause("tp_overhead", judge=tp_overhead)

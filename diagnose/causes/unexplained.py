@@ -216,10 +216,7 @@ UNEXPLAINED_LATENCY = cause(
             term(Live("kv_usage_avg_ratio"), None, 0.0, _ruled_out),
         ),
         levels=(
-            (
-                Severity.CRITICAL,
-                FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE,
-            ),
+            (Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | (STALL_SHARE >= 0.5) & STREAMS_PAUSE),
         ),
         instead=(
             (

@@ -38,13 +38,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     at_hour,
 )
 from kneewatch.diagnose.causes.evidence import Case, Facts
-from kneewatch.diagnose.causes.record import (
-    Computed,
-    Finds,
-    Form,
-    cause,
-    term,
-)
+from kneewatch.diagnose.causes.record import Computed, Finds, Form, cause, term
 from kneewatch.diagnose.lengths import (
     ENDLESS,
     KEYS,
@@ -57,13 +51,7 @@ from kneewatch.diagnose.lengths import (
     LiveWorkload,
     more_than_chance,
 )
-from kneewatch.diagnose.slow_quantities import (
-    SPEC_ACCEPTED,
-    STEPS,
-    WORK_GROWTH,
-    goes_on,
-    straight,
-)
+from kneewatch.diagnose.slow_quantities import SPEC_ACCEPTED, STEPS, WORK_GROWTH, goes_on, straight
 from kneewatch.rules.conditions import Check, Number
 from kneewatch.rules.formatting import duration, figure, number, percent, span
 from kneewatch.rules.quantities import BaselineValue, Live
@@ -240,11 +228,7 @@ def _rounded(tokens: float) -> str:
     return f"{float(f'{tokens:.2g}'):.0f}"
 
 
-WORKLOAD_DRIFT = cause(
-    "workload_drift",
-    judge=workload_drift,
-    unusual=HURTS,
-)
+WORKLOAD_DRIFT = cause("workload_drift", judge=workload_drift, unusual=HURTS)
 
 
 # --- Runaway generation ---------------------------------------------------------------------------
@@ -371,7 +355,6 @@ UNDERUSED = cause(
                 1.0,
                 "{value:.2f} requests running on average",
                 below=True,
-                signal="running_avg",
             ),
             term(GPU_BUSY, 0.4, 1.0, "GPU {value:%} busy", when=GPU_BUSY < 0.4, below=True),
             term(GPU_BUSY, 0.4, -1.0, "GPU {value:%} busy", when=GPU_BUSY >= 0.4),
@@ -395,7 +378,6 @@ KV_OVERPROVISIONED = cause(
                 1.0,
                 "KV cache {value:%} full at the window's peak",
                 below=True,
-                signal="kv_usage_max_ratio",
             ),
         ),
         severity=Severity.INFO,
@@ -434,7 +416,7 @@ SPEC_ACCEPTANCE_DRIFT = cause(
     Form(
         gate=goes_on(SPEC_ACCEPTED) & (FALL >= 0.05) & UNUSUAL,
         terms=(
-            term(FALL, 0.05, 1.2, _decayed, signal=SPEC_ACCEPTED.growth),
+            term(FALL, 0.05, 1.2, _decayed),
             straight(SPEC_ACCEPTED, "decay"),
             term(USUAL_ACCEPTED, None, 0.5, "at this hour of earlier weeks it was {value:.2f}"),
             term(

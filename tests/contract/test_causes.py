@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID, CAUSES, EXAMINED
 from kneewatch.diagnose.recommend.adviser import LEVERS
+from kneewatch.rules.facts import NO_TARGETS
 from kneewatch.rules.rule import FAMILIES
 from tests.contract import golden
 from tests.contract.mutations import survivors
@@ -54,3 +57,13 @@ def test_a_record_has_all_its_parts(record: CauseRecord) -> None:
         assert form.terms, "terms"
         severities = [*(severity for severity, _ in form.levels), form.severity]
         assert severities == sorted(severities, reverse=True), "levels: worst first"
+
+
+def test_no_term_names_the_signal_that_it_is_listed_under_anyway() -> None:
+    for record in CAUSES:
+        for each in (each for form in record.forms for each in form.terms):
+            if isinstance(each.signal, str) and each.signal:
+                unnamed = replace(each, signal="").key(Facts({}, NO_TARGETS))
+                assert each.signal != unnamed, f"{record.id}: {each.say}"
+            elif not each.signal:
+                assert each.key(Facts({}, NO_TARGETS)), f"{record.id} has evidence without a signal"
