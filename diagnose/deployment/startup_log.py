@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Literal, cast
 
@@ -79,10 +79,15 @@ def _tables() -> Mapping[str, Any]:
     return packaged_tables("diagnose.deployment", "startup_log.toml")
 
 
+def _one_of(patterns: str | Sequence[str]) -> str:
+    """An expression that matches where one of these does."""
+    return patterns if isinstance(patterns, str) else "|".join(patterns)
+
+
 @cache
 def _pattern(kind: str) -> re.Pattern[str]:
     """How lines of a kind begin, or what is in them."""
-    return re.compile("".join(_tables()["lines"][kind]))
+    return re.compile(_one_of(_tables()["lines"][kind]))
 
 
 def _is(kind: str, text: str) -> bool:
@@ -93,10 +98,9 @@ def _is(kind: str, text: str) -> bool:
 @cache
 def _words(*, serving: bool) -> re.Pattern[bytes]:
     """The words of which each line of interest contains one."""
-    words = _pattern("while_serving").pattern
-    return re.compile(
-        (words if serving else words + _pattern("more_while_starting").pattern).encode()
-    )
+    lines = _tables()["lines"]
+    more = () if serving else lines["more_while_starting"]
+    return re.compile("|".join((*lines["while_serving"], *more)).encode())
 
 
 @cache
@@ -104,7 +108,7 @@ def wordings(table: Literal["facts", "failures"]) -> tuple[Wording, ...]:
     """The wordings of facts or of failures, from the packaged startup_log.toml."""
     rows: list[Wording] = []
     for row in _tables()[table]:
-        regex = "".join(row["pattern"]).replace("NUMBER", _NUMBER).replace("SIZE", SIZE)
+        regex = _one_of(row["pattern"]).replace("NUMBER", _NUMBER).replace("SIZE", SIZE)
         spans = {name: parse_version(row[name]) for name in ("since", "until") if name in row}
         rows.append(read_as({**row, **spans, "regex": regex}, Wording))
     own = (each for kind in engine_kinds() for each in kind.log_failures.items())
