@@ -22,6 +22,7 @@ from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.target_monitor import Compare, JudgeRouter, TargetMonitor
+from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
@@ -65,7 +66,7 @@ def target_monitor(name: str, profile: Profile, beside: Beside = tuple) -> Targe
 
         return RouterPages(name, profile, beside).judged
 
-    return TargetMonitor(name, profile, new_adviser, _new_comparison, new_router)
+    return TargetMonitor(name, profile, new_adviser, _new_comparison, new_router, in_own_words)
 
 
 def new_adviser(stated: StatedServer) -> Adviser:

@@ -24,21 +24,7 @@ WORK: Mapping[str, str] = {
 }
 """The factors of a request's work, by name, and their signals."""
 
-WORDS: Mapping[str, str] = {
-    "prompts": "prompt length",
-    "answers": "answer length",
-    "hits": "prefix cache hits",
-    "drafts": "tokens per step with speculation",
-}
-RARELY_TOLD = ("prefill speed", WORDS["drafts"])
-"""Factors that are left out unless they changed."""
-
 Limit = Literal["seats", "kv"]
-LIMIT_WORDS: Mapping[Limit, str] = {
-    "seats": "the limit on running requests",
-    "kv": "the size of the KV cache",
-}
-
 PINNED_RATIO, KV_ROOM_RATIO, KV_FULL_RATIO = 0.9, 0.8, 0.95
 COMMAND_LINE, UNSET = "model_path", "not set"
 NAMES = {"vllm_version": "vLLM"}
@@ -117,34 +103,6 @@ class Changed(Struct, frozen=True):
     limits: tuple[Limit, ...] = ()
     streams: Streams = written_as("stream_tokens_per_s", Streams())
     restart: Restarted | None = None
-
-    def words(self) -> str:
-        """The split in one line: what moved, what is as usual, and what is unknown."""
-        error = "" if self.speed.error is None else f" (+-{self.speed.error:.2f})"
-        factors = (
-            ("requests/s", self.demand, ""),
-            *((words, self.work.get(name), "") for name, words in WORDS.items()),
-            ("engine speed", self.speed.ratio, error),
-            ("prefill speed", self.speed.prefill, ""),
-        )
-        moved, usual, unknown = list[str](), list[str](), list[str]()
-        for name, ratio, note in factors:
-            if name not in RARELY_TOLD or (ratio is not None and not account.is_unchanged(ratio)):
-                times = _times(ratio)
-                of = unknown if ratio is None else moved if times else usual
-                of.append(f"{name}{times}{note}")
-        if (streams := self.stream_words()) and self.since_s is not None:
-            moved.append(streams)
-        parts = (
-            ("compared with quiet times ", moved),
-            ("as usual: ", usual),
-            ("unknown: ", unknown),
-            ("limited by ", [LIMIT_WORDS[limit] for limit in self.limits]),
-        )
-        head = "" if self.since_s is None else f"since {clock(self.since_s)[:5]}: "
-        if self.restart is not None:
-            head = f"{self.restart.words()}: "
-        return head + "; ".join(lead + ", ".join(words) for lead, words in parts if words)
 
     def stream_words(self) -> str:
         """How far the speed of one stream is off its usual value; empty if it is not."""
@@ -229,10 +187,3 @@ def _limits(values: Mapping[str, float | None]) -> tuple[Limit, ...]:
         return ("kv",)
     pinned = batch is not None and bool(most) and batch >= PINNED_RATIO * (most or 0.0)
     return ("seats",) if pinned and usage < KV_ROOM_RATIO else ()
-
-
-def _times(ratio: float | None) -> str:
-    """A ratio such as " x0.70"; empty if it rounds to 1 or is unknown."""
-    if ratio is None or 0.95 <= ratio < 1.05:
-        return ""
-    return f" x{ratio:.1f}" if ratio >= 1 else f" x{ratio:.2f}"

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 
 from msgspec.structs import replace
 
+from kneewatch.diagnose import causes as causes_package
 from kneewatch.diagnose.cause import AnyCause, Cause
-from kneewatch.diagnose.causes import (
-    availability,
-    bottleneck,
-    clients,
-    gpu_clocks,
-    gpu_faults,
-    kv_and_queue,
-    kv_transfer,
-    latency,
-    leaks,
-    optional_features,
-    prefix_cache,
-    tensor_parallel,
-    unexplained,
-    workload,
-)
 from kneewatch.diagnose.causes.evidence import DOUBTFUL_BELOW, Facts
 from kneewatch.diagnose.causes.record import DECLARED, CauseRecord, cause, listed
 from kneewatch.rules.cascade import EVICTS, Stage
@@ -36,28 +23,10 @@ from kneewatch.rules.rule import OK
 ENGINE_DIED, ENGINE_RESTARTED = "engine_died", "engine_restarted"
 STARTUP_FAILED = "startup_failed"
 
-MODULES = (
-    gpu_faults,
-    gpu_clocks,
-    availability,
-    kv_and_queue,
-    leaks,
-    clients,
-    prefix_cache,
-    optional_features,
-    kv_transfer,
-    latency,
-    bottleneck,
-    unexplained,
-    workload,
-    tensor_parallel,
-)
-"""The modules of causes: each record in them is a cause."""
-
 _CODED = {
     record.id: record
-    for module in MODULES
-    for record in vars(module).values()
+    for module in iter_modules(causes_package.__path__, f"{causes_package.__name__}.")
+    for record in vars(import_module(module.name)).values()
     if isinstance(record, CauseRecord)
 }
 BY_ID = {cause_id: _CODED.get(cause_id) or cause(cause_id) for cause_id in DECLARED}

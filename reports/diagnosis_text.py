@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Gauge
 from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.diagnose.account_signals import is_unchanged
 from kneewatch.diagnose.deployment.server_facts import (
     KV_TOKENS,
     MAX_MODEL_LEN,
@@ -58,6 +59,17 @@ GAUGES = frozenset(
 """Signals that are read from one scrape. All others are measured over the window."""
 
 AGAINST_SHOWN = 2
+
+WORK_WORDS = {
+    "prompts": "prompt length",
+    "answers": "answer length",
+    "hits": "prefix cache hits",
+    "drafts": "tokens per step with speculation",
+}
+RARELY_TOLD = ("prefill speed", WORK_WORDS["drafts"])
+"""Factors that are left out unless they changed."""
+
+LIMIT_WORDS = {"seats": "the limit on running requests", "kv": "the size of the KV cache"}
 
 NUMBERS: tuple[advice.Column, ...] = (
     ("kv_usage_ratio", "KV {}", percent),
@@ -226,11 +238,45 @@ def stage_words(diagnosis: Verdict, now_s: float | None = None) -> str:
 
 
 def changed_words(diagnosis: Verdict) -> str:
-    """What changed since quiet times, in one line; empty for an engine without causes of which no
-    factor is known, and while no page is readable."""
-    if diagnosis.changed is not None:
-        return diagnosis.changed.words()
-    return UNKNOWN_CHANGE if diagnosis.causes and diagnosis.values else ""
+    """What changed since quiet times, in one line: what moved, what is as usual, what is unknown.
+
+    Empty for an engine without causes of which no factor is known, and while no page is readable.
+    """
+    what = diagnosis.changed
+    if what is None:
+        return UNKNOWN_CHANGE if diagnosis.causes and diagnosis.values else ""
+    error = "" if what.speed.error is None else f" (+-{what.speed.error:.2f})"
+    factors = (
+        ("requests/s", what.demand, ""),
+        *((words, what.work.get(name), "") for name, words in WORK_WORDS.items()),
+        ("engine speed", what.speed.ratio, error),
+        ("prefill speed", what.speed.prefill, ""),
+    )
+    moved, usual, unknown = list[str](), list[str](), list[str]()
+    for name, ratio, note in factors:
+        if name not in RARELY_TOLD or (ratio is not None and not is_unchanged(ratio)):
+            times = _times(ratio)
+            of = unknown if ratio is None else moved if times else usual
+            of.append(f"{name}{times}{note}")
+    if (streams := what.stream_words()) and what.since_s is not None:
+        moved.append(streams)
+    parts = (
+        ("compared with quiet times ", moved),
+        ("as usual: ", usual),
+        ("unknown: ", unknown),
+        ("limited by ", [LIMIT_WORDS[limit] for limit in what.limits]),
+    )
+    head = "" if what.since_s is None else f"since {clock(what.since_s)[:5]}: "
+    if what.restart is not None:
+        head = f"{what.restart.words()}: "
+    return head + "; ".join(lead + ", ".join(words) for lead, words in parts if words)
+
+
+def _times(ratio: float | None) -> str:
+    """A ratio such as " x0.70"; empty if it rounds to 1 or is unknown."""
+    if ratio is None or 0.95 <= ratio < 1.05:
+        return ""
+    return f" x{ratio:.1f}" if ratio >= 1 else f" x{ratio:.2f}"
 
 
 def slo_words(diagnosis: Verdict) -> str:

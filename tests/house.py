@@ -35,7 +35,7 @@ PLAIN = re.compile(r"(?!.*\bNone\b)[A-Za-z_' ,.-]+")
 
 FILLERS = {"the", "and", "for", "not", "all", "this", "that", "with", "from", "each", "its", "are"}
 
-CAUSES = "kneewatch.diagnose.causes"
+CAUSES, RANKING = "kneewatch.diagnose.causes", "kneewatch.diagnose.ranking"
 VERDICT = "kneewatch.diagnose.engine.target_monitor"
 """What makes a verdict of a page."""
 
@@ -133,6 +133,7 @@ def dotted_name(path: Path) -> str:
 def reaches(named: Mapping[str, Module]) -> dict[str, set[str]]:
     """The modules that each module imports, directly or not."""
     direct = {name: module.imports & named.keys() for name, module in named.items()}
+    direct.get(RANKING, set()).update(below(CAUSES, named))  # it imports what the folder holds
     reached: dict[str, set[str]] = {}
     for name in named:
         seen: set[str] = set()

@@ -11,7 +11,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Judge, NewAdviser
+from kneewatch.diagnose.engine.judge import Judge, NewAdviser, Spell
 from kneewatch.diagnose.engine.reader import EngineReader
 from kneewatch.diagnose.values import GpuReading, Values
 from kneewatch.diagnose.verdict import Cause, LogFailure, Verdict
@@ -37,10 +37,11 @@ class EngineMonitor:
         key: EngineKey,
         profile: Profile,
         new_adviser: NewAdviser | None = None,
+        spell: Spell | None = None,
     ) -> None:
         self.key, self.profile = key, profile
         self.reader = EngineReader(profile)
-        self.judge = Judge(target, key, profile, new_adviser)
+        self.judge = Judge(target, key, profile, new_adviser, spell)
         self._vanished = 0
         self._appeared_s = float("-inf")
         self.newest: Verdict | None = None

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from kneewatch.collector.engines.engine_kind import VLLM
+from kneewatch.collector.engines.engine_kind import VLLM, EngineKind
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.account_signals import (
     CAPACITY_USED,
@@ -50,7 +50,6 @@ from kneewatch.diagnose.engine.restarts import (
     problems,
     replaced,
 )
-from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.latency_split import Restarted, changed, launch_changes
 from kneewatch.diagnose.learned.acceptance import Deviation
 from kneewatch.diagnose.learned.derived_signals import Streaks, derive
@@ -107,11 +106,14 @@ class Adviser(Protocol):
 NewAdviser = Callable[[StatedServer], Adviser]
 """Makes the adviser of one engine. The first cause of an engine calls it."""
 
+Spell = Callable[[Verdict, EngineKind], Verdict]
+"""Puts a verdict, which is in vLLM's words, in those of another engine."""
+
 
 class Judge:
     """Judges one engine over time. It reads only values, never a page.
 
-    Without `new_adviser`, verdicts have no recommendations.
+    Without `new_adviser`, verdicts have no recommendations; without `spell`, vLLM's words.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Judge:
         key: EngineKey,
         profile: Profile,
         new_adviser: NewAdviser | None = None,
+        spell: Spell | None = None,
     ) -> None:
         self._target, self._key, self._profile = target, key, profile
         self._rules = [RuleState(rule, scale=profile.scale) for rule in profile.rules]
@@ -136,7 +139,7 @@ class Judge:
         self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._explained, self._aftermath = Explained(BY_ID), Aftermath()
         self._adviser: Adviser | None = None
-        self._new_adviser = new_adviser
+        self._new_adviser, self._spell = new_adviser, spell
         self._stated = profile.stated
         self._weekly_peak_requests: float | None = None
         self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
@@ -250,7 +253,7 @@ class Judge:
             recommendations=self._advised(facts, causes) if causes else (),
             server=None if self._server is None else self._server.at(t_s),
         )
-        self._newest_read = in_own_words(verdict, values.kind)
+        self._newest_read = self._spelled(verdict)
         return self._newest_read
 
     def unreadable(
@@ -285,7 +288,10 @@ class Judge:
             recommendations=log.recommendations if log else (),
             server=None if self._server is None else self._server.at(t_s),
         )
-        return in_own_words(verdict, self._kind)
+        return self._spelled(verdict)
+
+    def _spelled(self, verdict: Verdict) -> Verdict:
+        return verdict if self._spell is None else self._spell(verdict, self._kind)
 
     def accept(
         self, t_s: float, why: str, families: Collection[str] = (), *, dry_run: bool = False

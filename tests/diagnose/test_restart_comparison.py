@@ -16,6 +16,7 @@ from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.latency_split import launch_changes
 from kneewatch.diagnose.verdict import Server, Verdict
 from kneewatch.diagnose.verdict_json import decode, encode
+from kneewatch.reports.diagnosis_text import changed_words
 from kneewatch.rules.rule import Severity
 from tests.incidents.incident import BEGUN_S
 from tests.incidents.pages import SERVING, Load, pages
@@ -48,7 +49,7 @@ def test_the_restart_is_named_with_what_changed() -> None:
     verdict = told("nvfp4_regress")
     changed = verdict.changed
     assert changed is not None
-    words = changed.words()
+    words = changed_words(verdict)
     assert words.startswith("since the restart at 22:31 with vLLM 0.33.0 (0.32.0 before)")
     assert "gpu_memory_utilization 0.8 (0.92 before)" in words
     assert "18 instead of 130 tokens/s a stream" in words

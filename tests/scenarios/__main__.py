@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser
 from collections import Counter
 
+from kneewatch.reports.diagnosis_text import changed_words
 from tests.incidents.rebuilt import worded
 from tests.scenarios.cases import SCENARIOS
 from tests.scenarios.load import said
@@ -33,9 +34,8 @@ def main() -> int:
             last = ""
             for at_s, verdict in scenario.verdicts(given.seed):
                 if (words := worded(verdict)) != last:
-                    split = "" if verdict.changed is None else verdict.changed.words()
                     summary = verdict.causes[0].summary if verdict.causes else ""
-                    print(f"  {at_s:5.0f} {words}: {summary} [{split}]")
+                    print(f"  {at_s:5.0f} {words}: {summary} [{changed_words(verdict)}]")
                 last = words
     print(f"\nright: {right} of {len(chosen)}")
     return right < len(chosen)
