@@ -15,7 +15,6 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, gibibytes, seconds
 from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.launch_command import shown_flags, sized_command
-from kneewatch.diagnose.sizing.launch_notes import launch_doubts
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
@@ -50,7 +49,7 @@ def size_document(answer: Size) -> dict[str, Any]:
         "cost": _cost(answer),
         "command": sized_command(answer.memory.launch) if answer.fits else None,
         "steps": [asdict(step) for step in (*memory_steps(answer.memory), *answer.sheet.steps)],
-        "notes": [*answer.notes, *answer.missed],
+        "notes": [*answer.doubts, *answer.notes, *answer.missed],
     }
 
 
@@ -372,7 +371,7 @@ def size_text(
     """
     command, body = _body(answer, first, compared, levered=levered)
     lines = wrapped(_verdict(answer), width=width, more=2)
-    for doubt in launch_doubts(answer.memory.launch):
+    for doubt in answer.doubts:
         lines += wrapped(f"warning: {doubt}", width=width, more=2)
     lines += command
     for line in (*body, _launch_line(answer)):
@@ -488,7 +487,7 @@ def _listed(answer: Size, head: str, shown: Sequence[Lever]) -> list[str]:
 def _notes(answer: Size) -> list[str]:
     """Missed targets, and notes. Notes that repeat the verdict are left out."""
     failure = start_failure(answer.memory, answer.fewest)
-    in_verdict = {failure, *launch_doubts(answer.memory.launch)}
+    in_verdict = {failure}
     if answer.meets_targets is False:
         in_verdict |= set(answer.missed)
     return [note for note in (*answer.missed, *answer.notes) if note not in in_verdict]
@@ -705,7 +704,7 @@ def size_markdown(
 ) -> list[str]:
     """The answer as lines of Markdown. `extra` are the lines of a search or benchmark."""
     command, body = _body(answer, first, compared, levered=levered)
-    doubts = [f"Warning: {doubt}" for doubt in launch_doubts(answer.memory.launch)]
+    doubts = [f"Warning: {doubt}" for doubt in answer.doubts]
     lines = [f"# {_verdict(answer)}", "", *doubts, _launch_line(answer), "", *command, *body]
     lines += [f"- {note}" for note in _notes(answer)]
     lines += ["", "```text", *extra, "```", ""] if extra else [""]

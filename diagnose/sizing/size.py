@@ -302,6 +302,7 @@ class Size(Struct, frozen=True):
       predicted, with `usable_concurrency` on each engine.
     - `missed`: the targets that the load misses, or that no number of replicas meets.
     - `utilization_ratio`: the cost per token assumes it; `utilization_source`: where it comes from.
+    - `doubts`: what vLLM would refuse, and flags that kneewatch does not know.
     - `sheet`: the arithmetic of speed, fleet and cost; memory is in `memory_steps`. With the
       overhead model "guide" the fewest GPUs by the sum of the parts come first.
     """
@@ -319,6 +320,7 @@ class Size(Struct, frozen=True):
     usd_per_year: float | None
     utilization_ratio: float
     utilization_source: str
+    doubts: tuple[str, ...]
     notes: tuple[str, ...]
     sheet: Sheet
 
@@ -386,7 +388,6 @@ def size(question: Question) -> Size:
     answer, fewest = memory(question.launch), _fewest(question)
     question = replace(question, launch=answer.launch)
     notes = [
-        *launch_doubts(question.launch),
         *question.launch.model.notes,
         *memory_notes(answer, question.concurrency_per_engine, fewest),
     ]
@@ -439,6 +440,7 @@ def size(question: Question) -> Size:
         usd_per_year=per_year,
         utilization_ratio=utilization_ratio,
         utilization_source=why,
+        doubts=tuple(launch_doubts(question.launch)),
         notes=tuple(notes),
         sheet=sheet,
     )

@@ -200,7 +200,7 @@ def sized(
         notes=(
             *problem,
             *_other_capacity(answer, exported or capacity),
-            *(answer.notes if answer else ()),
+            *((*answer.doubts, *answer.notes) if answer else ()),
         ),
         limits=limits(
             work.prompt,
