@@ -12,7 +12,7 @@ import orjson
 from kneewatch.agent.console import NO_DATA, OK, say
 from kneewatch.agent.server.probe import answer_of
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.rules.formatting import clock, date, quantity
 
 TIMEOUT_S = 10.0

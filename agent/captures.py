@@ -20,13 +20,12 @@ from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError, SettingsError
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.http.address import metrics_url, parse_target, shown_url
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings, metrics_url, parse_target, shown_url
 from kneewatch.collector.page import Page
 from kneewatch.rules.formatting import duration, span
 
 if TYPE_CHECKING:
-    from kneewatch.agent.server.host import HostReader
+    from kneewatch.agent.server.process import HostReader
     from kneewatch.collector.http.fetch import Fetcher
 
 STATUS_OK = 200
@@ -209,8 +208,7 @@ class _RecordedHost:
             return entry
         if self._is_due:
             # Lazy: most commands read no process.
-            from kneewatch.agent.server.host import HostReader
-            from kneewatch.agent.server.process import read_process
+            from kneewatch.agent.server.process import HostReader, read_process
 
             _, server = read_process(self._url, entry.t_s)
             self._reader = None if server is None else HostReader(server.pid)

@@ -1,4 +1,4 @@
-"""The command line: results to stdout, everything else to stderr.
+"""The command line: results to stdout, everything else to stderr. I/O edge.
 
 Exit status: 0 nothing found, 1 findings at warning or worse, 2 usage, settings or no data.
 
@@ -37,9 +37,9 @@ from kneewatch.agent.settings.table import (
     loader,
     options,
     setting_options,
+    size_options,
     timestamp,
 )
-from kneewatch.agent.size_options import size_options
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def replay(captures: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401
 
     `--format json` prints one line per scrape, target and engine.
     """
-    from kneewatch.agent import replay_command as command
+    from kneewatch.agent import diagnose_command as command
 
     return command.replay(captures, effective(given), **given)
 
@@ -239,7 +239,7 @@ def record(url: str, file: Path, for_s: float | None, **given: Any) -> int:  # n
 @options("form")
 def demo(form: str, **given: Any) -> int:  # noqa: ANN401
     """Replay the shipped recording of a real server whose KV cache fills up and overflows."""
-    from kneewatch.agent import replay_command as command
+    from kneewatch.agent import diagnose_command as command
 
     return command.demo(effective(given), form=form)
 

@@ -1,22 +1,26 @@
-"""The command `diagnose`: scrapes a server for a while, or reads a capture or a log. I/O edge."""
+"""The commands that diagnose one server: `diagnose` scrapes it for a while, or reads a capture or a
+log; `replay` and `demo` diagnose recordings scrape by scrape. I/O edge."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from importlib.resources import files
 from pathlib import Path
 
+import click
 from msgspec.structs import replace
 
-from kneewatch.agent.captures import Captures, capture_name, gpu_page
-from kneewatch.agent.console import say, ticks
-from kneewatch.agent.printing import print_diagnoses, progress
+from kneewatch.agent.captures import Captures, capture_name, capture_names, gpu_page
+from kneewatch.agent.console import NO_DATA, OK, say, ticks
+from kneewatch.agent.printing import print_diagnoses, print_timeline, progress, style
 from kneewatch.agent.server.log import NO_START, LogFollower, facts_of_log, read_log
 from kneewatch.agent.server.watch import ServerWatch, page_watch, server_watch
 from kneewatch.agent.settings.effective import Settings
+from kneewatch.agent.settings.table import timestamp
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import GPU_INTERVAL_S, GpuStream, TargetStream, gpu_stream, no_gpus
 from kneewatch.agent.targets import target_name
@@ -26,8 +30,10 @@ from kneewatch.diagnose.account_signals import STALL
 from kneewatch.diagnose.causes.availability import STALL_NOTED_S, stalled_from_s
 from kneewatch.diagnose.deployment.server_facts import LOG
 from kneewatch.diagnose.deployment.startup_log import StartupLog
+from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import LogFact, Server, Verdict
 from kneewatch.reports.diagnosis_timeline import WorstState
+from kneewatch.reports.lines import wrapped
 from kneewatch.rules.formatting import span
 from kneewatch.rules.rule import SCRAPES_IN_WINDOW, UNKNOWN, Severity
 
@@ -239,3 +245,60 @@ def _with_url(url: str, error: CollectError) -> CollectError:
     hint = error.hint.replace("this address without /metrics", url.removesuffix("metrics"))
     text = f"{error}" if url in f"{error}" else f"{url}: {error}"
     return CollectError(text, kind=error.kind, hint=hint)
+
+
+# --- Replay and demo ------------------------------------------------------------------------------
+
+
+DEMO = "demo.jsonl.gz"
+DEMO_WINDOW_S = 15.0
+"""Length of the demo's window in seconds. The phases of the shipped recording last 30 s each, so a
+window of 60 s would mix them."""
+
+DEMO_CRITICAL_AFTER_S = 80.0
+"""Seconds from the start of the shipped recording until it turns critical."""
+
+
+def replay(
+    captures: Sequence[str],
+    settings: Settings,
+    *,
+    form: str,
+    from_time: str | None,
+    to_time: str | None,
+) -> int:
+    """Print the diagnosis of every recorded scrape. Returns the exit status."""
+    from_s, to_s = timestamp(from_time), timestamp(to_time)
+    if from_s is not None and to_s is not None and from_s > to_s:
+        raise SettingsError(f"--from {from_time} is later than --to {to_time}")
+    recorded = Captures(captures, from_s=from_s, to_s=to_s)
+    profile = settings.profile(stated=stated(settings))
+    diagnoses = _replayed(recorded, captures, profile, settings)
+    status = print_timeline(diagnoses, form, settings.docs_url, named=len(captures) > 1)
+    return NO_DATA if status == OK and recorded.unusable else status
+
+
+def _replayed(
+    recorded: Captures, paths: Sequence[str], profile: Profile, settings: Settings
+) -> Iterator[list[Verdict]]:
+    """Yields the diagnoses of each scrape."""
+    streams = [TargetStream(name, profile, settings.limits()) for name in capture_names(paths)]
+    return (streams[at].replay(entry) for at, entry in recorded)
+
+
+def demo(settings: Settings, *, form: str) -> int:
+    """Replay the shipped recording. Returns the exit status."""
+    recording = str(files("kneewatch.agent") / DEMO)
+    window_s = settings["window_s"]
+    if settings.origin("window_s") == "default":
+        window_s = DEMO_WINDOW_S
+    profile = settings.profile(window_s=window_s)
+    diagnoses = _replayed(Captures([recording]), [recording], profile, settings)
+    if form == "text":
+        introduction = (
+            "Recording of a real vLLM 0.32.0 server on CPU with 160 KV cache blocks: healthy, "
+            "nearly full, preempting, queueing, drained. Scraped every 2 s, window "
+            f"{span(window_s)}."
+        )
+        click.echo("\n".join(wrapped(introduction, width=style().width, more=0)) + "\n")
+    return print_timeline(diagnoses, form, settings.docs_url, named=False)

@@ -20,7 +20,7 @@ from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import PREFIXES, VLLM_PREFIX
 from kneewatch.collector.signals.promql import NAME, range_s
-from kneewatch.dashboards.grafana.engine_boards import boards_of
+from kneewatch.dashboards.grafana import boards_of
 from kneewatch.dashboards.prometheus.promtool_tests import promtool_files
 from kneewatch.dashboards.prometheus.rule_files import HEAD, Flavor, rule_files, too_rare
 from kneewatch.dashboards.prometheus.rule_group import LABELS, Plan

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from kneewatch.agent.server.host import text_of
-from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables
+from kneewatch.agent.server.process import DEFAULT_PORT, is_local, shown_variables, text_of
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.http.address import parse_target
 from kneewatch.diagnose.catalogue.gpu_specs import recognise

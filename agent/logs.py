@@ -1,4 +1,5 @@
-"""The daemon's log: logfmt or JSON lines on stderr. The only place that configures handlers.
+"""The daemon's log: logfmt or JSON lines on stderr. The only place that configures handlers. I/O
+edge.
 
 A message is a fixed phrase followed by `key=%s` for each value. The template separates phrase and
 values, so that text from a page, an address or an error is always a value.

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.console import NO_DATA, OK, say, text_width
 from kneewatch.agent.settings.table import ITL_TARGET_MOST_S, KINDS, TTFT_TARGET_MOST_S
-from kneewatch.agent.size_options import FLAGS
+from kneewatch.agent.settings.table import SIZE_FLAGS as FLAGS
 from kneewatch.agent.stated_deployment import (
     named_gpu,
     named_model,

@@ -14,7 +14,7 @@ from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.page_memory import PAGES

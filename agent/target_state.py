@@ -1,4 +1,4 @@
-"""The newest state of every target, and the backoff for targets that fail.
+"""The newest state of every target, and the backoff for targets that fail. Pure, thread-safe.
 
 Cycles write the states; the API, the notifier and reports read them.
 """

@@ -1,4 +1,4 @@
-"""Limits the memory that all pages take together, before it is taken. Thread-safe."""
+"""Limits the memory that all pages take together, before it is taken. Pure, thread-safe."""
 
 from __future__ import annotations
 

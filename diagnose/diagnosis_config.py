@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import VLLM_SIGNALS, configured
 from kneewatch.diagnose.capacity import DegreeComparison, StatedServer
 from kneewatch.diagnose.learned.acceptance import AFTER_S
 from kneewatch.diagnose.learned.kv_forecast import AHEAD_S

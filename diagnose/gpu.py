@@ -19,8 +19,8 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.names.vllm_resolver import EngineBinding, ValueSlot
 from kneewatch.collector.page import Layout, Page
 from kneewatch.collector.scrape_history import NAN, History
-from kneewatch.collector.signals.gpu import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.signals.signal import SignalSet
+from kneewatch.collector.signals.table import DEV, GPU_SIGNALS, PROF, health_signals
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.deployment.server_state import (

@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 
 from kneewatch.collector.engines.engine_kind import ADAPTERS, QUEUE_LIMIT, VLLM, kind_named
-from kneewatch.collector.signals.gpu import GPU_SIGNALS, RECOMMENDED
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import HOST_NEEDS, ONE_ENGINE, VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import (
+    GPU_SIGNALS,
+    HOST_NEEDS,
+    ONE_ENGINE,
+    RECOMMENDED,
+    VLLM_SIGNALS,
+    configured,
+)
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import NO_STAGE, Verdict
 from kneewatch.reports.health import stage_unknown

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from kneewatch.collector.signals.expr import Gauge
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.account_signals import is_unchanged
 from kneewatch.diagnose.deployment.server_facts import (
     KV_TOKENS,

@@ -1,5 +1,6 @@
 """The JSON schemas of kneewatch's documents: keys and types from their records, descriptions from
-the records' docstrings (`- `key`: description`), or all of it from a file of this package."""
+the records' docstrings (`- `key`: description`), or all of it from a file of this package. I/O
+edge."""
 
 from __future__ import annotations
 

@@ -17,10 +17,9 @@ from kneewatch.agent.notify.receivers import KEYS, KINDS
 from kneewatch.agent.settings.table import SETTINGS
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.signals.expr import HereOnly
-from kneewatch.collector.signals.gpu import GPU_SIGNALS
 from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import ONE_ENGINE, VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import GPU_SIGNALS, ONE_ENGINE, VLLM_SIGNALS, configured
 from kneewatch.dashboards.prometheus.rule_files import (
     ALERTS,
     AlertText,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.collector.signals.vllm import ITL_BOUNDS_S, TTFT_BOUNDS_S
+from kneewatch.collector.signals.table import ITL_BOUNDS_S, TTFT_BOUNDS_S
 
 SECONDS_LE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
               120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip

@@ -12,8 +12,7 @@ from kneewatch.agent.settings.table import BENCHMARK
 from kneewatch.collector.names.dcgm_fields import field_table
 from kneewatch.collector.names.vllm_metrics import metric_table
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.collector.signals.gpu import GPU_SIGNALS
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import GPU_SIGNALS, VLLM_SIGNALS
 from kneewatch.dashboards.prometheus.rule_files import alert_group
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.diagnose.causes import availability

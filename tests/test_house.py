@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 
-from tests.house import CAUSES, VERDICT, Module, broken, budgets, figures, modules
+from tests.house import CAUSES, ROOMS, VERDICT, Module, broken, budgets, figures, modules
 
 ROOT = Path(__file__).parent.parent
 CODE = '''"""A module's docstring
@@ -75,6 +76,19 @@ def test_every_budget_limits_a_figure() -> None:
 
 def test_no_docstring_of_a_short_function_repeats_its_code() -> None:
     assert not [line for module in modules(ROOT) for line in module.repeating_docstrings]
+
+
+def test_every_module_says_whether_it_touches_the_world() -> None:
+    """Files, sockets and the clock are the I/O edge's; all else is pure, and says so."""
+    silent = [
+        path.relative_to(ROOT)
+        for room in ROOMS
+        for path in (ROOT / room).rglob("[!_]*.py")
+        if not re.search(
+            r"\bPure\b|I/O\s+edge", ast.get_docstring(ast.parse(path.read_text())) or ""
+        )
+    ]
+    assert not silent
 
 
 def test_a_docstring_that_repeats_its_code_is_found() -> None:

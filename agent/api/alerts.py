@@ -1,5 +1,5 @@
-"""The answer to Alertmanager's webhook: the targets that each alert is about, and their diagnoses
-when the alert started and now."""
+"""HTTP endpoint, `/api/v1/alerts`: the answer to Alertmanager's webhook, with the targets that each
+alert is about, and their diagnoses when the alert started and now. I/O edge."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 
-from kneewatch.agent.api.past import History
 from kneewatch.agent.api.responses import Problem
-from kneewatch.agent.api.service import Service
+from kneewatch.agent.api.service import History, Service
 from kneewatch.agent.notify.events import action_lines
 from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
 from kneewatch.agent.notify.message import Line

@@ -1,4 +1,4 @@
-"""The FastAPI app: the routes of the HTTP endpoint."""
+"""HTTP endpoint: the FastAPI app and its routes. I/O edge."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kneewatch.agent.api import alerts
 from kneewatch.agent.api.auth import READ, Auth
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, need_admin
-from kneewatch.agent.api.parameters import Asked
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
     MEDIA_TYPES,
+    Asked,
     Problem,
     clean,
     dumped,

@@ -1,4 +1,5 @@
-"""`/api/v1/fleet`: the watched fleet, now or in the past, and its metrics."""
+"""HTTP endpoint, `/api/v1/fleet`: the watched fleet, now or in the past, and its metrics. I/O
+edge."""
 
 from __future__ import annotations
 
@@ -17,16 +18,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kneewatch.agent.api.metrics import Families, described
-from kneewatch.agent.api.parameters import TRIAGE_FORMS, Unavailable, moment
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
     MARKDOWN,
     MEDIA_TYPES,
+    TRIAGE_FORMS,
     Problem,
+    Unavailable,
     clean,
     dumped,
     form_of,
+    moment,
 )
 from kneewatch.agent.api.service import Labels, Need
 from kneewatch.agent.api.triage import to_page

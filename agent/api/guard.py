@@ -1,5 +1,5 @@
-"""Checks of the host, rate, token and size of each request before any work, and security headers of
-responses."""
+"""HTTP endpoint: checks of the host, rate, token and size of each request before any work, and
+security headers of responses. I/O edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""kneewatch's own metrics: the diagnosis of each engine, and the state of the daemon itself.
+"""HTTP endpoint, `/metrics`: the diagnosis of each engine, and the state of the daemon itself. I/O
+edge.
 
 A metric whose value is unknown has no series, because 0 would look healthy. Names and units follow
 Prometheus's conventions. Every series of an engine has the labels target, model and engine.

@@ -1,5 +1,5 @@
-"""Completes the OpenAPI document with what FastAPI cannot derive: the JSON schemas, the answers,
-the descriptions of parameters, the inputs of `size` and the examples.
+"""HTTP endpoint: completes the OpenAPI document with what FastAPI cannot derive (the JSON schemas,
+the answers, the descriptions of parameters, the inputs of `size` and the examples). I/O edge.
 
 Examples are a file of the package. This module is imported at the first request for the
 document, because most daemons never serve it.

@@ -1,4 +1,4 @@
-"""`/api/v1/size`: the same as `kneewatch size`, over HTTP.
+"""HTTP endpoint, `/api/v1/size`: the same as `kneewatch size`. Pure.
 
 Requests cannot open files: a model is a catalogue id, and flags that name files are refused.
 """
@@ -14,8 +14,7 @@ import orjson
 from starlette.requests import Request
 
 from kneewatch.agent.api.responses import JSON, MEDIA_TYPES, Problem, unknown_parameter
-from kneewatch.agent.settings.table import COUNT, KINDS, SPAN
-from kneewatch.agent.size_options import FLAGS
+from kneewatch.agent.settings.table import COUNT, KINDS, SIZE_FLAGS, SPAN
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import Flag
 
@@ -34,11 +33,11 @@ FITTING: Mapping[object, str] = {
 }
 """What a parameter of each type must be; for error messages."""
 
-FILE_FLAGS = frozenset(flag.parameter for flag in FLAGS if flag.names_file)
+FILE_FLAGS = frozenset(flag.parameter for flag in SIZE_FLAGS if flag.names_file)
 """Flags whose value is a file. They are refused, because a client must not read files of the
 server."""
 
-BY_NAME: Mapping[str, Flag] = {flag.parameter: flag for flag in FLAGS if not flag.names_file}
+BY_NAME: Mapping[str, Flag] = {flag.parameter: flag for flag in SIZE_FLAGS if not flag.names_file}
 
 
 async def json_object(request: Request) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def size_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         Problem: a parameter is unknown or invalid.
     """
-    given = {flag.parameter: flag.default for flag in FLAGS}
+    given = {flag.parameter: flag.default for flag in SIZE_FLAGS}
     given |= {name: _value(name, value) for name, value in parameters.items()}
     # Imported here to save memory: most daemons never compute a size.
     from kneewatch.agent.size_command import sized

@@ -1,5 +1,5 @@
-"""`/api/v1/triage`: the diagnoses of targets, now or at any time in the store, as text, JSON and
-Markdown."""
+"""HTTP endpoint, `/api/v1/triage`: the diagnoses of targets, now or at any time in the store, as
+text, JSON and Markdown. I/O edge."""
 
 from __future__ import annotations
 
@@ -14,27 +14,32 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from kneewatch.agent.api.parameters import TRIAGE_FORMS, Asked, asked
-from kneewatch.agent.api.past import (
-    EngineInterval,
-    History,
-    damage_notices,
-    history_reach,
-    interval_document,
-)
 from kneewatch.agent.api.responses import (
     HTML,
     JSON,
     MARKDOWN,
     MEDIA_TYPES,
     TEXT,
+    TRIAGE_FORMS,
+    Asked,
     Problem,
+    asked,
     clean,
     dumped,
     form_of,
     no_such_target,
 )
-from kneewatch.agent.api.service import Service, late, shown, worst_first
+from kneewatch.agent.api.service import (
+    EngineInterval,
+    History,
+    Service,
+    damage_notices,
+    history_reach,
+    interval_document,
+    late,
+    shown,
+    worst_first,
+)
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState, watching
 from kneewatch.diagnose.doc_links import OWN_DOCS, linked

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from kneewatch.agent.api.parameters import Asked, asked
-from kneewatch.agent.api.past import History, history_reach
-from kneewatch.agent.api.responses import Problem, no_such_target
-from kneewatch.agent.api.service import Service
+from kneewatch.agent.api.responses import Asked, Problem, asked, no_such_target
+from kneewatch.agent.api.service import History, Service, history_reach
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.change import Interval

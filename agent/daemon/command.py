@@ -32,12 +32,11 @@ from kneewatch.agent.daemon.baselines import (
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery, target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Scheduler
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, DueQueue, Scheduler
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
+from kneewatch.agent.diagnose_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.replay_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
-from kneewatch.agent.server.host import control_groups, host_memory
+from kneewatch.agent.server.process import control_groups, host_memory
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import RUN_DEFAULTS
 from kneewatch.agent.store.database import STORE_NAME, store_path

@@ -28,8 +28,7 @@ from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.gpu.nvml import NvmlCollector
 from kneewatch.collector.gpu.nvml_calls import Nvml, load_nvml
 from kneewatch.collector.gpu.page import GPUS_LOST, DcgmCollector, GpuCollector, GpuPage
-from kneewatch.collector.http.address import metrics_url, parse_target
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings, metrics_url, parse_target
 from kneewatch.diagnose.gpu import GpuMonitor
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.reports.health import SourceState

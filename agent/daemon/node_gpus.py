@@ -16,8 +16,7 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.collector.gpu.nvml import NvmlCollector
 from kneewatch.collector.gpu.nvml_calls import Nvml
 from kneewatch.collector.gpu.page import DcgmCollector, GpuCollector, GpuPage
-from kneewatch.collector.http.address import parse_target
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings, parse_target
 from kneewatch.collector.names.dcgm_fields import GpuFields, GpuKey, Gpus
 from kneewatch.diagnose.gpu import OF_AN_INSTANCE, GpuChoice
 

@@ -21,9 +21,8 @@ from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.captures.format import Entry
 from kneewatch.collector.errors import CaptureError, CollectError
-from kneewatch.collector.http.address import metrics_url
+from kneewatch.collector.http.address import FetchSettings, metrics_url
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.page import Layout, Page
 from kneewatch.diagnose.deployment.server_state import CanaryState
 

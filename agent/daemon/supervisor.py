@@ -29,11 +29,11 @@ from kneewatch.agent.daemon.discovery import Discovery, target_profile
 from kneewatch.agent.daemon.periodic_jobs import (
     OWN_CLOCK,
     STEP_S,
+    DueQueue,
     Scheduler,
     phase_count,
     phase_ratio,
 )
-from kneewatch.agent.daemon.scrape_queue import DueQueue
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job

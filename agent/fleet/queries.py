@@ -37,7 +37,7 @@ from kneewatch.collector.signals.promql import (
     promql,
     quoted,
 )
-from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
+from kneewatch.collector.signals.table import SIGNAL_BY_KEY
 from kneewatch.diagnose import gpu as health
 from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Key, Labels
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS

@@ -25,7 +25,7 @@ from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
 from kneewatch.collector.http.address import parse_target
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.signals.promql import quoted
-from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY
+from kneewatch.collector.signals.table import SIGNAL_BY_KEY
 from kneewatch.reports.diagnosis_text import Style
 from kneewatch.reports.fleet_rendering import text
 from kneewatch.reports.triage.view_model import CASCADE_SIGNALS

@@ -27,8 +27,7 @@ from msgspec import Struct
 
 from kneewatch.agent.api.docs import source as manual_page
 from kneewatch.agent.api.openapi import size_inputs
-from kneewatch.agent.api.parameters import moment
-from kneewatch.agent.api.responses import Problem
+from kneewatch.agent.api.responses import Problem, moment
 from kneewatch.agent.api.sizing import size_of
 from kneewatch.agent.console import OK
 from kneewatch.agent.mcp.backends import (
@@ -47,7 +46,7 @@ from kneewatch.agent.mcp.backends import (
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, KneewatchError, SettingsError
 from kneewatch.collector.packaged import packaged_tables
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.reports.lines import moment as time_words
 from kneewatch.rules.formatting import span

@@ -1,4 +1,4 @@
-"""The notifier: sends kneewatch's findings and forwarded alerts to all receivers."""
+"""Notifications: sends kneewatch's findings and forwarded alerts to all receivers. I/O edge."""
 
 from __future__ import annotations
 

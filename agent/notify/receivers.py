@@ -24,8 +24,7 @@ from kneewatch.agent.settings.effective import (
 from kneewatch.agent.settings.table import Setting, settings_of
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.files import SECRET_MAX_BYTES, read_text
-from kneewatch.collector.http.address import Address, parse_target
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import Address, FetchSettings, parse_target
 from kneewatch.collector.spelling import did_you_mean
 from kneewatch.rules.rule import BY_WORD, CRITICAL, WARNING, WINDOW_S, Severity
 

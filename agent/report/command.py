@@ -12,22 +12,31 @@ from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import click
+import orjson
 from msgspec.structs import replace
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
 from kneewatch.agent.report import schedule
-from kneewatch.agent.report.history import History
+from kneewatch.agent.report.history import History, seen
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.reader import PeriodReader
 from kneewatch.agent.report.request import ReportRequest, stated_of
-from kneewatch.agent.report.schedule import MetricsQuery, zone_of
+from kneewatch.agent.report.schedule import (
+    MetricsQuery,
+    receivers_of,
+    send_report,
+    settings_of,
+    zone_of,
+)
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import SPAN, timestamp
 from kneewatch.agent.store.database import store_path
-from kneewatch.collector.errors import SettingsError
+from kneewatch.collector.errors import KneewatchError, SettingsError
 from kneewatch.reports.weekly.build_report import build
 from kneewatch.reports.weekly.observed import Grid, earlier, grid
 from kneewatch.reports.weekly.report import WeeklyReport, render_json
@@ -286,3 +295,96 @@ def _check_writable(out: str) -> None:
         raise SettingsError(f"{out} cannot be written: {path.parent} does not exist")
     if not out or path.is_dir():
         raise SettingsError(f"--out {out or repr(out)}: expected the name of a file")
+
+
+# --- One scheduled report: made, stored and sent by a process of its own --------------------------
+#
+#     python -m kneewatch.agent.report.command < order.json
+#
+# That keeps the daemon small: the report's memory is freed when the process ends. The order comes
+# on stdin because it may contain secrets. The result is one line of JSON on stdout.
+
+
+PREFIX = "report-"
+
+
+def scheduled(given: dict[str, Any]) -> dict[str, Any]:
+    """Make, store and send the report that an order describes. Returns the report's file and
+    severity, its number of incidents, and the receivers that got it or failed.
+
+    Raises:
+        KneewatchError: the report cannot be made or stored.
+    """
+    settings, folder = settings_of(given), Path(given["folder"])
+    to = receivers_of(settings)
+    due_s: float = given["due_s"]
+    zone: str = settings["report.timezone"]
+    report = _report(given, settings, due_s)
+    day = datetime.fromtimestamp(due_s, ZoneInfo(zone)).strftime("%Y-%m-%d-%H%M")
+    page = folder / f"{PREFIX}{day}.html"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SettingsError(
+            f"report.folder: {folder} cannot be created: {exc.strerror or exc}"
+        ) from exc
+    write(renderer("json")(report), str(page.with_suffix(".json")))
+    write(renderer("html", settings.docs_url)(report), str(page))
+    prune(folder, keep=settings["report.keep"])
+    failed = send_report(to, report, page)
+    return {
+        "file": str(page),
+        "severity": report.severity,
+        "incidents": len(report.incidents),
+        "sent": [receiver.name for receiver in to if receiver.name not in failed],
+        "failed": failed,
+    }
+
+
+def _report(given: dict[str, Any], settings: Settings, due_s: float) -> WeeklyReport:
+    """A report from the daemon's history. If the history has no engine in the period: a report
+    about the fleet that the daemon watches through a metrics system."""
+    since_s: float = settings["report.since_s"]
+    store = Path(given["store"])
+    metrics = given["fleet"]
+    if metrics is not None and _has_engines(store, due_s - since_s, due_s):
+        metrics = None
+    report, _ = report_of(
+        settings,
+        to_s=due_s,
+        since_s=since_s,
+        compare_s=since_s,
+        made_s=time.time(),
+        store=store,
+        metrics=metrics,
+    )
+    return report
+
+
+def _has_engines(store: Path, from_s: float, to_s: float) -> bool:
+    with closing(History(store)) as history:
+        return any(seen(engine, from_s, to_s) for engine in history.engines())
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete the oldest reports of a folder, so that `keep` reports remain. Other files are not
+    touched."""
+    names = sorted({path.stem for path in folder.glob(f"{PREFIX}*.html")}, reverse=True)
+    for name in names[keep:]:
+        for ending in (".html", ".json"):
+            with suppress(OSError):
+                (folder / f"{name}{ending}").unlink()
+
+
+def main() -> None:
+    """Read the order from stdin, make the report, and print the result."""
+    try:
+        result = scheduled(orjson.loads(sys.stdin.buffer.read()))
+    except KneewatchError as exc:
+        sys.stderr.write(f"{exc}\n")
+        sys.exit(NO_DATA)
+    sys.stdout.write(orjson.dumps(result).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

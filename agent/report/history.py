@@ -41,7 +41,7 @@ from kneewatch.agent.store.stored_series import (
 from kneewatch.collector.engines.engine_kind import PROGRAM
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.routers import ROUTERS
-from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.signals.table import TTFT
 from kneewatch.diagnose.fleet.verdict import IN_FLEET
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.reports.weekly.measures import LEVELS, WAITING

@@ -493,7 +493,7 @@ class ReportJob:
             if self._stopped:
                 return None
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kneewatch.agent.report.job"],
+                [sys.executable, "-m", "kneewatch.agent.report.command"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kneewatch.agent.server.host import text_of
-from kneewatch.agent.server.process import container_id
+from kneewatch.agent.server.process import container_id, text_of
 from kneewatch.agent.stated_deployment import named_model
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.catalogue.inputs import SizingError

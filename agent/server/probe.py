@@ -13,13 +13,11 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.server.host import control_groups, numbers_in
-from kneewatch.agent.server.process import is_local, running_server
+from kneewatch.agent.server.process import control_groups, is_local, numbers_in, running_server
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.address import METRICS_PATH, parse_target
+from kneewatch.collector.http.address import METRICS_PATH, FetchSettings, parse_target
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import (
     DEGREES_MAX,
     MAX_MODEL_LEN,

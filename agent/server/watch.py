@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from kneewatch.agent.server.host import HostReader
 from kneewatch.agent.server.log import Journal, LogFollower, failure_of, reading_of
-from kneewatch.agent.server.process import FileError, ServerProcess, namespace, read_file
+from kneewatch.agent.server.process import (
+    FileError,
+    HostReader,
+    ServerProcess,
+    namespace,
+    read_file,
+)
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.gpu.nvml_calls import NodeGpu, Nvml, load_nvml, node_gpus
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config

@@ -21,8 +21,7 @@ from kneewatch.agent.settings.table import BENCHMARK, BY_KEY, SETTINGS, Setting,
 from kneewatch.collector.errors import CollectError, SettingsError
 from kneewatch.collector.exposition import Limits
 from kneewatch.collector.files import read_text
-from kneewatch.collector.http.address import parse_target, shown_url
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings, parse_target, shown_url
 from kneewatch.collector.spelling import did_you_mean
 
 if TYPE_CHECKING:

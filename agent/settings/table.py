@@ -1,9 +1,9 @@
 """The table of settings: each has a default, a TOML key, an environment variable and a flag. Also
-the command line options for these flags.
+the command line options for these flags, and those of `size`. Pure.
 
 The TOML key is the dotted name of the setting. The environment variable is the name in capitals
-(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). Of the diagnosis the module
-imports only the table of vLLM's flags, so that help texts appear fast.
+(`slo.ttft_p99_s` -> KNEEWATCH_SLO_TTFT_P99_S). Of the diagnosis the module imports only the table
+of vLLM's flags, so that help texts appear fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.errors import SettingsError
 from kneewatch.collector.packaged import packaged_tables, read_as
-from kneewatch.diagnose.deployment.vllm_flags import number_of
+from kneewatch.diagnose.deployment.vllm_flags import FLAGS, number_of
 
 if TYPE_CHECKING:
     from kneewatch.agent.settings.effective import Settings
@@ -457,3 +457,56 @@ def _iso_timestamp(text: str, zone: tzinfo) -> float:
             f"{text!r} is neither unix seconds nor an ISO 8601 time such as 2026-11-21T00:03:00Z"
         ) from exc
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=zone)).timestamp()
+
+
+# --- The flags of `size` for its command line -----------------------------------------------------
+
+
+SIZE_FLAGS = tuple(flag for flag in FLAGS if flag.help)
+
+
+def _print_ids(context: click.Context, option: click.Parameter, given: bool) -> None:
+    """Print the ids of the catalogue and exit. click calls this for --list-models and
+    --list-gpus."""
+    if not given or context.resilient_parsing:
+        return
+    # Lazy: slow to import.
+    from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpus
+    from kneewatch.diagnose.catalogue.models import model_ids
+
+    listed = [
+        f"{gpu_id:22}{gpu.name:52}{gpu.memory_sold_bytes / GIB:4.0f} GB"
+        f" ({gpu.memory_bytes / GIB:.1f} GiB usable)"
+        for gpu_id, gpu in gpus().items()
+    ]
+    click.echo("\n".join(model_ids() if option.name == "list_models" else listed))
+    context.exit()
+
+
+def size_options(command: Command) -> Command:
+    """Add all flags of `size` to a command."""
+    for name, of in (("--list-models", "--model"), ("--list-gpus", "--gpu")):
+        command = click.option(
+            name,
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_ids,
+            help=f"print the ids for {of} and exit",
+        )(command)
+    for flag in reversed(SIZE_FLAGS):
+        other = "vLLM's flags" if flag.launch else "Other hardware, measurements and assumptions"
+        command = click.option(
+            *filter(None, (flag.alias, flag.name)),
+            flag.parameter,
+            type=KINDS[flag.kind],
+            is_flag=flag.kind == "switch",
+            default=flag.default,
+            show_default=flag.default not in (None, (), False),
+            multiple=flag.multiple,
+            metavar=flag.metavar,
+            help=flag.help,
+            cls=HeadedOption,
+            heading="" if flag.first else other,
+        )(command)
+    return command

@@ -1,4 +1,5 @@
-"""The sources of data for the screen: servers, recordings or a running daemon."""
+"""Terminal view: the sources of data for the screen (servers, recordings or a running daemon). I/O
+edge."""
 
 from __future__ import annotations
 
@@ -18,9 +19,8 @@ from kneewatch.agent.stream import GPU_INTERVAL_S, GpuStream, TargetStream
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CaptureError, CollectError
-from kneewatch.collector.http.address import METRICS_PATH, parse_target
+from kneewatch.collector.http.address import METRICS_PATH, FetchSettings, parse_target
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.diagnose.verdict_json import DocumentError, decode

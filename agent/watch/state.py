@@ -1,4 +1,5 @@
-"""The state of all engines on the screen. The feeds write it, the screen reads it."""
+"""Terminal view: the state of all engines on the screen. The feeds write it, the screen reads it.
+Pure, thread-safe."""
 
 from __future__ import annotations
 

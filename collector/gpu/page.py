@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.names.dcgm_fields import Gpus, resolve_gpus
 from kneewatch.collector.page import Page
 from kneewatch.collector.page_memory import PAGES

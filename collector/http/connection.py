@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.files import SECRET_MAX_BYTES, read_text, stamp_of
-from kneewatch.collector.http.address import PORTS, Address
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import PORTS, Address, FetchSettings
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

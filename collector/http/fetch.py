@@ -12,7 +12,13 @@ from msgspec import Struct
 
 from kneewatch.collector.errors import CollectError, ExpositionError
 from kneewatch.collector.exposition import decompress
-from kneewatch.collector.http.address import Address, metrics_url, parse_target, redirected
+from kneewatch.collector.http.address import (
+    Address,
+    FetchSettings,
+    metrics_url,
+    parse_target,
+    redirected,
+)
 from kneewatch.collector.http.connection import (
     TimedSocket,
     TlsAccess,
@@ -25,7 +31,6 @@ from kneewatch.collector.http.connection import (
     too_large,
     truncated,
 )
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.page_memory import PAGES
 
 if TYPE_CHECKING:

@@ -24,11 +24,10 @@ from msgspec import Struct, field
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.address import METRICS_PATH, Address, parse_target
+from kneewatch.collector.http.address import METRICS_PATH, Address, FetchSettings, parse_target
 from kneewatch.collector.http.connection import request_headers, words_of
 from kneewatch.collector.http.fetch import Answer as HttpAnswer
 from kneewatch.collector.http.fetch import KeptConnection, request_bytes
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.packaged import decoder
 from kneewatch.collector.prometheus.responses import (
     NARROW_HINT,

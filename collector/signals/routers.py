@@ -12,9 +12,9 @@ from kneewatch.collector.engines.engine_kind import EngineKind, OwnMetric, Sourc
 from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.collector.page import Layout
 from kneewatch.collector.scrape_history import Columns, History, Where
-from kneewatch.collector.signals.catalogue import expression
 from kneewatch.collector.signals.expr import Expr
 from kneewatch.collector.signals.promql import Dialect, promql
+from kneewatch.collector.signals.table import expression
 from kneewatch.collector.window import Window
 
 PICKS_S, QUEUED_S, UNREADY_S = 300.0, 60.0, 120.0

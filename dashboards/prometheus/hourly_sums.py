@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import Where
 from kneewatch.collector.signals.promql import Dialect
-from kneewatch.collector.signals.vllm import (
+from kneewatch.collector.signals.table import (
     DECODE,
     E2E,
     ITL,

@@ -120,7 +120,7 @@ class XidSeen(Struct, frozen=True):
 class GpuState(Struct, frozen=True):
     """One GPU now.
 
-    `values` are the signals of collector/signals/gpu.py; None for unknown. `is_awake`: the GPU
+    `values` are the signals of collector/signals/table.py; None for unknown. `is_awake`: the GPU
     reports its clock and power, and uses energy.
     """
 

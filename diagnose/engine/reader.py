@@ -16,9 +16,9 @@ from kneewatch.collector.scrape_history import (
     Restart,
     Where,
 )
-from kneewatch.collector.signals.catalogue import GENERATION_HANDLERS
 from kneewatch.collector.signals.signal import SignalSet, metrics_of
-from kneewatch.collector.signals.vllm import (
+from kneewatch.collector.signals.table import (
+    GENERATION_HANDLERS,
     HTTP,
     ITL,
     OUTPUT_LENGTH,

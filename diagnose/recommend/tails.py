@@ -9,7 +9,7 @@ from statistics import NormalDist, mean, stdev
 
 from msgspec import Struct
 
-from kneewatch.collector.signals.vllm import ITL_BOUNDS_S, TTFT_BOUNDS_S
+from kneewatch.collector.signals.table import ITL_BOUNDS_S, TTFT_BOUNDS_S
 from kneewatch.diagnose.learned.knee import CurveLearner
 
 WINDOWS_MIN, NEAR_RATIO, WIDEST = 8, 2.0, 10.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from kneewatch.collector.signals.vllm import PROMPT_LENGTH, TTFT
+from kneewatch.collector.signals.table import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.change import BRIDGED_S, Interval
 from kneewatch.diagnose.engine_history import Recommended
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED, EXPLAINS

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.collector.signals.vllm import E2E, ITL, TTFT
+from kneewatch.collector.signals.table import E2E, ITL, TTFT
 from kneewatch.reports.weekly.figures import DOWN, SAME, UP, Spark, Trend
 from kneewatch.reports.weekly.observed import (
     NO_TALLY,

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS
-from kneewatch.collector.signals.vllm import PREFILL
+from kneewatch.collector.signals.table import PREFILL
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
 from kneewatch.diagnose.engine_history import Recommended

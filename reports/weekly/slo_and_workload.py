@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 from statistics import fmean
 
-from kneewatch.collector.signals.vllm import (
+from kneewatch.collector.signals.table import (
     DECODE,
     E2E,
     ITL,

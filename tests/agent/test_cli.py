@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.replay_command import DEMO_CRITICAL_AFTER_S
+from kneewatch.agent.diagnose_command import DEMO_CRITICAL_AFTER_S
 from kneewatch.collector.captures.capture import CaptureReader, CaptureWriter
 from kneewatch.collector.captures.format import Entry
 from tests.agent.running import ARGV, Document, Ended, Main, capture, environment, run
@@ -341,7 +341,7 @@ HEAVY = (
 def test_no_other_command_pays_for_the_daemon() -> None:
     code = (
         "import sys, kneewatch.agent.cli\n"
-        "from kneewatch.agent import diagnose_command, replay_command\n"
+        "from kneewatch.agent import diagnose_command\n"
         f"print([module for module in {HEAVY} if module in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

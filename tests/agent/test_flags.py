@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from kneewatch.agent.api.openapi import size_inputs
 from kneewatch.agent.cli import size_command
 from kneewatch.agent.settings.effective import load
+from kneewatch.agent.settings.table import SIZE_FLAGS as OF_SIZE
 from kneewatch.agent.size_command import ignored_flags, sized, stated_question, with_launch
-from kneewatch.agent.size_options import FLAGS as OF_SIZE
 from kneewatch.agent.stated_deployment import stated
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from tests.collector.servers import PATIENT, Fetch, Serve, Server, Start
 
 

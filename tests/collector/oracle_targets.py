@@ -14,7 +14,7 @@ from kneewatch.collector.exposition import Limits, PageParser
 from kneewatch.collector.names.vllm_metrics import find_prefix, metric_table, read_names
 from kneewatch.collector.names.vllm_resolver import EngineBinding, resolve
 from kneewatch.collector.page import Layout, Page, Series
-from kneewatch.collector.signals.vllm import ITL, PREFILL, TTFT
+from kneewatch.collector.signals.table import ITL, PREFILL, TTFT
 from tests.collector.oracle import Target
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from tests.waiting import PATIENCE_S
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n" * 400

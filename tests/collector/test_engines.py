@@ -16,7 +16,7 @@ from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.engines.translation import canonical_metric
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.names.vllm_resolver import resolve
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
 from kneewatch.diagnose.diagnosis_config import Profile

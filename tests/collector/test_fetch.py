@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kneewatch.collector.errors import CHARS_MAX, CollectError
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.http.connection import TimedSocket
 from kneewatch.collector.http.fetch import PlainAnswer
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from tests.collector.servers import PAGE, Fetch, Server, Start, always, answer, chunked, failure
 from tests.waiting import PATIENCE_S, until
 

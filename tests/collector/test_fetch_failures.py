@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.http import fetch
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.http.fetch import Fetcher
-from kneewatch.collector.http.fetch_settings import FetchSettings
 from kneewatch.collector.page_memory import PageMemory
 from tests.collector.servers import (
     PAGE,

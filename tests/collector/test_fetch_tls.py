@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from tests.collector.servers import PAGE, QUICK, Fetch, Start, always, answer, failure
 
 

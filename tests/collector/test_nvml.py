@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.collector.names.dcgm_fields import field_table
-from kneewatch.collector.signals.gpu import GPU_SIGNALS
+from kneewatch.collector.signals.table import GPU_SIGNALS
 from tests.collector.fake_nvml import (
     GIB,
     NO_PERMISSION,

@@ -14,7 +14,6 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import PageParser
 from kneewatch.collector.names.vllm_resolver import resolve
 from kneewatch.collector.scrape_history import History
-from kneewatch.collector.signals.catalogue import expression, expressions, signals
 from kneewatch.collector.signals.expr import (
     AboveRate,
     Expr,
@@ -34,7 +33,13 @@ from kneewatch.collector.signals.expr import (
     total,
 )
 from kneewatch.collector.signals.signal import Signal, SignalSet, metrics_of
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import (
+    VLLM_SIGNALS,
+    configured,
+    expression,
+    expressions,
+    signals,
+)
 from kneewatch.collector.window import Window
 from kneewatch.diagnose.engine.reader import METRICS_READ
 from tests.collector.histories import Handmade, Scraped

@@ -18,7 +18,7 @@ from kneewatch.collector.signals import expr
 from kneewatch.collector.signals.expr import Expr, FirstValue, HereOnly
 from kneewatch.collector.signals.promql import Dialect, promql
 from kneewatch.collector.signals.signal import Signal
-from kneewatch.collector.signals.vllm import TTFT, VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import TTFT, VLLM_SIGNALS, configured
 from tests.collector.oracle import Prometheus, Target, running
 from tests.collector.oracle_compare import Comparison, Feed
 from tests.collector.oracle_targets import captured, generated, grown, on_edges, paged, spellings

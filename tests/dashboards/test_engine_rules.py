@@ -16,7 +16,7 @@ import pytest
 from kneewatch.collector.engines.engine_kind import engine_kinds
 from kneewatch.collector.exposition import Limits, PageParser, parse
 from kneewatch.collector.page import Page, Series
-from kneewatch.dashboards.grafana.engine_boards import boards_of
+from kneewatch.dashboards.grafana import boards_of
 from kneewatch.dashboards.prometheus.rule_files import RULES_FILE, groups, rule_files
 from kneewatch.dashboards.prometheus.rule_group import Alert, Plan
 from kneewatch.rules.facts import Targets

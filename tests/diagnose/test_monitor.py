@@ -13,7 +13,7 @@ from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits, PageParser
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile

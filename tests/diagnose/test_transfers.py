@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.causes.common_conditions import pool_of
 from kneewatch.diagnose.causes.kv_transfer import DECODE_POOL, LMCACHE_PATH, PATH
 from kneewatch.diagnose.verdict import Cause, Verdict

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.collector.signals.gpu import GPU_SIGNALS
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import GPU_SIGNALS, VLLM_SIGNALS, configured
 from kneewatch.diagnose.ranking import EXPLAINS
 from kneewatch.diagnose.verdict import SYMPTOMS, Evidence, Verdict
 from kneewatch.reports.json_schemas import schema as schema_of

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from kneewatch.collector.signals.gpu import GPU_SIGNALS
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS, configured
+from kneewatch.collector.signals.table import GPU_SIGNALS, VLLM_SIGNALS, configured
 from kneewatch.rules.cascade import (
     EVICT_CRITICAL_PER_S,
     EVICT_WARNING_PER_S,

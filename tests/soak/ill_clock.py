@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kneewatch.agent.daemon.cycle import Sinks
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.periodic_jobs import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention

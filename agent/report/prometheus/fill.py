@@ -50,7 +50,7 @@ from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.records import Scrapes, StoredEngine
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.scrape_history import Column
-from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.signals.table import TTFT
 from kneewatch.dashboards.prometheus.hourly_sums import (
     SUM_STEP_S,
     SUMMED_COUNTERS,

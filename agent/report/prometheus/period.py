@@ -30,7 +30,7 @@ from kneewatch.agent.report.series import POINT_SIGNALS, Floats, Signals, Truths
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.promql import any_of
-from kneewatch.collector.signals.vllm import TTFT, within_ttft
+from kneewatch.collector.signals.table import TTFT, within_ttft
 from kneewatch.dashboards.prometheus.hourly_sums import (
     SUM_STEP_S,
     SUMMED_COUNTERS,

@@ -19,9 +19,8 @@ from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import SAMPLES_MOST, Piece
 from kneewatch.collector.signals.expr import OverTime
-from kneewatch.collector.signals.gpu import DEV, PROF
 from kneewatch.collector.signals.promql import Dialect, any_of, bound_matcher, duration, quoted
-from kneewatch.collector.signals.vllm import SIGNAL_BY_KEY, TTFT
+from kneewatch.collector.signals.table import DEV, PROF, SIGNAL_BY_KEY, TTFT
 from kneewatch.dashboards.prometheus import hourly_sums
 from kneewatch.diagnose.fleet.inventory import Labels, of_process
 from kneewatch.reports.weekly.measures import (

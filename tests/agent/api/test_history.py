@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.api.past import INTERVALS_MAX, EngineInterval
-from kneewatch.agent.api.service import Service
+from kneewatch.agent.api.service import INTERVALS_MAX, EngineInterval, Service
 from kneewatch.agent.api.triage import LINES, past
 from kneewatch.agent.store.records import StoredEngine
 from kneewatch.collector.errors import KneewatchError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.api.alerts import stored_engines, stored_verdict
-from kneewatch.agent.api.past import History
+from kneewatch.agent.api.service import History
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle
 from kneewatch.agent.store.writer import Store

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.api.parameters import AHEAD_S, moment
-from kneewatch.agent.api.responses import Problem
+from kneewatch.agent.api.responses import AHEAD_S, Problem, moment
 
 NOW_S = 1795219600.0  # 2026-11-21 00:06:40 UTC
 

@@ -12,8 +12,7 @@ import pytest
 
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.discovery import Discovery, target_profile
-from kneewatch.agent.daemon.periodic_jobs import Job, RunTimes, first_run_s, phase_ratio
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.periodic_jobs import DueQueue, Job, RunTimes, first_run_s, phase_ratio
 from kneewatch.agent.daemon.supervisor import TargetJobs
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.targets import TargetSpec

@@ -16,8 +16,7 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery
-from kneewatch.agent.daemon.periodic_jobs import Scheduler
-from kneewatch.agent.daemon.scrape_queue import DueQueue
+from kneewatch.agent.daemon.periodic_jobs import DueQueue, Scheduler
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.agent.notify.notifier import Notifier

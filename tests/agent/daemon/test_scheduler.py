@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.agent.daemon.periodic_jobs import (
+    APART_RATIO,
+    GRACE_RATIO,
+    GRACE_S,
+    HEAVY_S,
     PHASES_MAX,
+    QUICK_MAX,
+    DueQueue,
     Job,
     OwnClock,
     RunTimes,
@@ -23,14 +29,6 @@ from kneewatch.agent.daemon.periodic_jobs import (
     Steps,
     phase_count,
     phase_ratio,
-)
-from kneewatch.agent.daemon.scrape_queue import (
-    APART_RATIO,
-    GRACE_RATIO,
-    GRACE_S,
-    HEAVY_S,
-    QUICK_MAX,
-    DueQueue,
 )
 from tests.waiting import PATIENCE_S, until
 

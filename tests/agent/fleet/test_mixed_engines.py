@@ -13,7 +13,7 @@ from kneewatch.agent.fleet.queries import QueryScope, running_requests
 from kneewatch.collector.exposition import parse
 from kneewatch.collector.page import Page
 from kneewatch.collector.signals.promql import Dialect, promql
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
 from tests.agent.fleet.prometheus_fleet import watched
 from tests.collector.oracle import Prometheus, Target, running

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kneewatch.agent.report.history import arrivals
 from kneewatch.agent.report.series import Counted, Floats, Increases, Signals
 from kneewatch.collector.scrape_history import Column
-from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.signals.table import TTFT
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED, WAITING
 from kneewatch.reports.weekly.observed import Grid, Tally
 

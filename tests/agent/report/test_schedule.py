@@ -18,7 +18,7 @@ from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
     BackgroundScheduler,
 )
 
-from kneewatch.agent.report.job import prune
+from kneewatch.agent.report.command import prune
 from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job, cron_of, with_names
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.collector.errors import SettingsError

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from kneewatch.agent.server.watch import READ_EVERY_S, ServerWatch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.diagnose.deployment.server_facts import SourceReading
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Value

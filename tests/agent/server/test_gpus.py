@@ -13,7 +13,7 @@ from msgspec import Struct
 from kneewatch.agent.server.watch import NODE_PIDS, OTHER_PIDS, PARTS, ServerWatch, read_gpus
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.server_facts import SourceReading, merge
 from kneewatch.diagnose.deployment.vllm_flags import parse_command

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.server.host import HostReader, control_groups, host_memory
+from kneewatch.agent.server.process import HostReader, control_groups, host_memory
 
 USED, LIMIT = "host_memory_used_bytes", "host_memory_limit_bytes"
 POD, CONTAINER = "kubepods/pod1", "kubepods/pod1/vllm"

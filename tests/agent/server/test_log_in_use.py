@@ -14,7 +14,7 @@ from kneewatch.agent.server.watch import ENDED, ServerWatch
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Server, Verdict
 from tests.agent.daemon.running import Daemon

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kneewatch.agent.server.probe import BODY_MAX_BYTES, ask_server
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from tests.agent.server.vllm_server import (
     ROOT,
     asked,

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from kneewatch.collector.errors import CollectError
-from kneewatch.collector.http.fetch_settings import FetchSettings
+from kneewatch.collector.http.address import FetchSettings
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from tests.collector.prometheus.replies import (
     dripping,

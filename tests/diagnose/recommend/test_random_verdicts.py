@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.stream import new_adviser
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.collector.signals.vllm import VLLM_SIGNALS
+from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_state import AdapterUse, GpuState
 from kneewatch.diagnose.diagnosis_config import Profile

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.size_options import FLAGS
+from kneewatch.agent.settings.table import SIZE_FLAGS as FLAGS
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import model

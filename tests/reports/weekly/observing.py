@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from kneewatch.collector.signals.vllm import (
+from kneewatch.collector.signals.table import (
     DECODE,
     E2E,
     ITL,

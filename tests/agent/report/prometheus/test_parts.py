@@ -47,7 +47,7 @@ from kneewatch.agent.report.series import (
     signal_spans,
 )
 from kneewatch.collector.scrape_history import Column
-from kneewatch.collector.signals.vllm import TTFT
+from kneewatch.collector.signals.table import TTFT
 from kneewatch.diagnose.fleet.inventory import label_map, shape_of
 from kneewatch.reports.weekly.measures import (
     KV_USAGE,
