@@ -10,17 +10,23 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api.responses import HTML, JSON, MARKDOWN, MEDIA_TYPES, Problem, form_of
+from kneewatch.collector.packaged import packaged_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 FOLDERS = ("causes", "rules")
 GLOSSARY = "glossary"
@@ -86,17 +92,13 @@ async def _manual_page(request: Request, folder: str, name: str) -> Response:
     return Response(text, media_type=MEDIA_TYPES[form])
 
 
-def framed(title: str, stylesheet: str, body: str) -> str:
-    """A complete HTML page. `title` and `body` are HTML; `stylesheet` is a relative address."""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,"><link rel="stylesheet" href="{stylesheet}">
-</head><body><main>
-{body}
-</main></body></html>
-"""
+@cache
+def _environment() -> Environment:
+    # Lazy, as below: most daemons never serve a page.
+    from kneewatch.reports.templates import environment
+
+    filters = {"words": _words, "source": _source, "examples": _examples}
+    return environment(lambda name: packaged_text("agent.api", name), filters, {})
 
 
 # --- The manual -----------------------------------------------------------------------------------
@@ -121,12 +123,9 @@ def rendered(markdown: str, *, up: str) -> str:
     body = MarkdownIt("commonmark", options).enable("table").render(markdown)
     # Pages link to each other as files of the repository; here addresses have no file ending.
     body = FOLDED.sub(r"<details><summary>\1</summary>\2</details>", LINK.sub(r'\1\2"', body))
-    title = html.escape(markdown.partition("\n")[0].removeprefix("# "))
-    links = (
-        f'<p><a href="{up}../triage">Triage page</a> · <a href="{up}causes/index">Causes</a> · '
-        f'<a href="{up}rules/index">Rules</a> · <a href="{up}{GLOSSARY}">Glossary</a></p>'
-    )
-    return framed(title, f"{up}reference.css", f"{links}\n{body}")
+    title = markdown.partition("\n")[0].removeprefix("# ")
+    page = _environment().get_template("manual.html.j2")
+    return page.render(title=title, up=up, body=Markup(body))
 
 
 # --- The API reference ----------------------------------------------------------------------------
@@ -137,57 +136,19 @@ JsonObject = Mapping[str, Any]
 
 def reference_page(document: JsonObject) -> str:
     """The API reference as HTML. Its links are relative to /docs."""
-    info = document["info"]
-    lines = [
-        f"<h1>{_text(info['title'])} {_text(info['version'])}</h1>",
-        f"<p>{_text(info['description'])}</p>",
-        '<p><a href="triage">Triage page</a> · <a href="openapi.json">OpenAPI document</a> · '
-        '<a href="docs/causes/index">Causes</a> · <a href="docs/rules/index">Rules</a></p>',
-    ]
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            lines += _operation(path, method, operation)
-    return framed(f"{_text(info['title'])} API", "docs/reference.css", "\n".join(lines))
+    return _environment().get_template("reference.html.j2").render(document, up="docs/")
 
 
-def _operation(path: str, method: str, operation: JsonObject) -> Iterator[str]:
-    yield f"<section><h2><code>{_text(method.upper())} {_text(path)}</code></h2>"
-    yield f"<p>{_text(operation.get('description') or operation.get('summary', ''))}</p>"
-    parameters = operation.get("parameters", [])
-    if parameters:
-        heads = "<th>parameter</th><th>type</th><th>description</th>"
-        yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
-    for parameter in parameters:
-        kind = f"{parameter['schema'].get('type', 'text')}, in {parameter['in']}"
-        yield (
-            f"<tr><td><code>{_text(parameter['name'])}</code></td><td>{_text(kind)}</td>"
-            f"<td>{_text(parameter.get('description', ''))}{_examples_of(parameter)}</td></tr>"
-        )
-    if parameters:
-        yield "</tbody></table>"
-    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        yield f"<h3>Body: {_text(kind)}</h3>{_example(content)}"
-    for status, response in operation["responses"].items():
-        name = "otherwise" if status == "default" else status
-        yield f"<h3>{_text(name)}: {_text(response['description'])}</h3>"
-        for kind, content in response.get("content", {}).items():
-            if "example" in content:
-                yield f"<details><summary>{_text(kind)}</summary>{_example(content)}</details>"
-    yield "</section>"
-
-
-def _examples_of(parameter: JsonObject) -> str:
+def _examples(parameter: JsonObject) -> list[str]:
     rows = [parameter["example"]] if "example" in parameter else []
     rows += [example["value"] for example in parameter.get("examples", {}).values()]
-    examples = ", ".join(f"<code>{_text(str(row))}</code>" for row in rows if row != "")
-    return f" Examples: {examples}." if examples else ""
+    return [str(row) for row in rows if row != ""]
 
 
-def _example(content: JsonObject) -> str:
-    example = content["example"]
+def _source(example: object) -> Markup:
     text = example if isinstance(example, str) else json.dumps(example, indent=2)
-    return f"<pre>{html.escape(text)}</pre>"
+    return Markup(html.escape(text))
 
 
-def _text(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+def _words(text: str) -> Markup:
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text)))
