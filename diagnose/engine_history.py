@@ -10,7 +10,7 @@ from msgspec import Struct
 from kneewatch.diagnose.recommend.advice import Advice
 
 
-class Recommended(Struct, frozen=True, kw_only=True):
+class PastAdvice(Struct, frozen=True, kw_only=True):
     """A recommendation for an engine, and its outcome.
 
     `outcome` is one of:

@@ -39,10 +39,10 @@ from kneewatch.diagnose.fleet.inventory import (
     Key,
     LabelMap,
     Labels,
-    Load,
     Member,
     Observed,
     Past,
+    QueryLoad,
     Shape,
     label_map,
     shape_of,
@@ -297,7 +297,7 @@ def observe(
         failed={name: str(error) for name, error in log.failed.items()},
         warnings=tuple(log.warnings),
         skew_s=clock.skew_s if skewed else None,
-        load=Load(
+        load=QueryLoad(
             source.asked - queries_before,
             source.retried - retried_before,
             time.monotonic() - started_s,

@@ -18,7 +18,7 @@ from kneewatch.agent.report.request import UNNAMED, ReportProgress, ReportReques
 from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual_step_s
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.diagnose.change import BRIDGED_S
-from kneewatch.diagnose.engine_history import ConfigChange, Recommended
+from kneewatch.diagnose.engine_history import ConfigChange, PastAdvice
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.reports.weekly.figures import Gap, TargetQuality
 from kneewatch.reports.weekly.incidents import episodes
@@ -85,7 +85,7 @@ class PeriodReader:
         self._now: dict[str, EnginesObserved] = {}
         self._before: dict[str, EnginesObserved] = {}
         self._incidents: list[EpisodeObserved] = []
-        self._recommended: list[Recommended] = []
+        self._recommended: list[PastAdvice] = []
         self._configured: list[ConfigChange] = []
 
     def read(self) -> Observed:
@@ -265,7 +265,7 @@ def _worst(history: History, engine_id: int, episode: Episode) -> Cause | None:
     return best
 
 
-def _recommended(history: History, member: Member, grid: Grid) -> list[Recommended]:
+def _recommended(history: History, member: Member, grid: Grid) -> list[PastAdvice]:
     engine = member.engine
     rows = history.recommendations(from_s=grid.from_s, to_s=grid.to_s, engine_id=engine.id)
     return [

@@ -42,7 +42,7 @@ from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.collector.packaged import decoder
 from kneewatch.diagnose.change import AWAY_STEPS, TIMES_KEPT, Interval, away_s
-from kneewatch.diagnose.engine_history import ConfigChange, Recommended
+from kneewatch.diagnose.engine_history import ConfigChange, PastAdvice
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import SEVERITIES
@@ -343,7 +343,7 @@ class Reader:
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
-    ) -> list[Recommended]:
+    ) -> list[PastAdvice]:
         """The recommendations that were active or applied in a time range, sorted by start."""
         with self._snapshot() as connection:
             rows = connection.execute(
@@ -403,9 +403,9 @@ class Reader:
                     connection.execute("ROLLBACK")
 
 
-def _recommendation(row: Sequence[Any]) -> Recommended:
+def _recommendation(row: Sequence[Any]) -> PastAdvice:
     engine_id, body, first_s, last_s, outcome, applied_s, measured = row
-    return Recommended(
+    return PastAdvice(
         engine_id=engine_id,
         recommendation=RECOMMENDATION.decode(body),
         first_s=first_s,

@@ -91,7 +91,7 @@ SHARES = (
 )
 
 
-class Bound(NamedTuple):
+class GpuLimit(NamedTuple):
     """What limits the GPU, with the signal that shows it."""
 
     kind: Kind
@@ -106,7 +106,7 @@ class Bound(NamedTuple):
         return f"{WORDS[self.kind]} ({_shares(self.facts)})"
 
 
-def bound_of(facts: Facts) -> Bound | None:
+def bound_of(facts: Facts) -> GpuLimit | None:
     """What limits the GPUs: by the activity that DCGM or NVML reports, or by vLLM's estimate of its
     work.
 
@@ -123,7 +123,7 @@ def bound_of(facts: Facts) -> Bound | None:
         kind, signal, value, threshold = "host", "gpu_engine_active_ratio", engine, FED_FROM
     else:
         return None
-    return Bound(kind, signal, value, threshold, facts)
+    return GpuLimit(kind, signal, value, threshold, facts)
 
 
 def has_spare_compute(facts: Facts) -> bool:

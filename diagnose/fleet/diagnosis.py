@@ -55,7 +55,7 @@ from kneewatch.diagnose.recommend.advice import Advice, FlagChange, in_document
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.ledger import order, subject
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
-from kneewatch.diagnose.recommend.past_advice import Incident
+from kneewatch.diagnose.recommend.past_advice import HeldAdvice
 from kneewatch.rules.formatting import percent, plural
 from kneewatch.rules.rule import DAY_S, OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms
@@ -407,7 +407,7 @@ class Comparisons:
         self._scale = scale
         self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
         self._concluded_s: dict[tuple[Place, str], float] = {}
-        self.incidents: dict[Group, Incident] = {}
+        self.incidents: dict[Group, HeldAdvice] = {}
 
     def update(
         self,

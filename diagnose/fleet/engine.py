@@ -8,7 +8,7 @@ from math import isfinite
 
 from msgspec import Struct, field
 
-from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Values
+from kneewatch.diagnose.fleet.inventory import Labels, Member, Observed, Readings
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import IN_BOUNDS, Finding, Severity, State
 
@@ -25,8 +25,8 @@ class Engine(Struct, frozen=True):
 
     member: Member
     verdict: Verdict | None
-    values: Values
-    gpus: Values = field(default_factory=dict[str, float])
+    values: Readings
+    gpus: Readings = field(default_factory=dict[str, float])
     config: Labels = field(default_factory=dict[str, str])
     image: str = ""
 

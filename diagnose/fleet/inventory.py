@@ -230,7 +230,7 @@ HITS, QUERIES, TTFT = USUAL_SIGNALS = ("prefix_hit_ratio", "prefix_query_per_s",
 LOOKED_UP_TOKENS = 100_000.0
 """An hour's hit ratio counts if at least this many prompt tokens were looked up."""
 
-Values = Mapping[str, float]
+Readings = Mapping[str, float]
 
 
 class Peak(Struct, frozen=True):
@@ -280,7 +280,7 @@ class Usual(Struct, frozen=True):
     expected: bool = False
 
 
-def usual_of(hours: Mapping[float, Values]) -> Usual | None:
+def usual_of(hours: Mapping[float, Readings]) -> Usual | None:
     """The usual values of a group; None if no hour looked up enough tokens.
 
     `hours` has the values of past hours, by age in seconds. Each usual value is the median of the
@@ -380,7 +380,7 @@ class RestartedReplica(Struct, frozen=True):
     processes: Sequence[ReplacedProcess]
 
 
-class Load(Struct, frozen=True):
+class QueryLoad(Struct, frozen=True):
     """Load that the queries put on the metrics system.
 
     - `queries`: the number of queries.
@@ -421,8 +421,8 @@ class Observed(Struct, frozen=True):
     window_s: float
     shape: Shape
     verdicts: Mapping[Key, Verdict] = field(default_factory=dict[Key, "Verdict"])
-    values: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
-    gpus: Mapping[Key, Values] = field(default_factory=dict[Key, Values])
+    values: Mapping[Key, Readings] = field(default_factory=dict[Key, Readings])
+    gpus: Mapping[Key, Readings] = field(default_factory=dict[Key, Readings])
     configs: Mapping[Key, Labels] = field(default_factory=dict[Key, Labels])
     images: Mapping[Key, str] = field(default_factory=dict[Key, str])
     past: Past = field(default_factory=Past)
@@ -436,6 +436,6 @@ class Observed(Struct, frozen=True):
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
     warnings: Sequence[str] = ()
     skew_s: float | None = None
-    load: Load = field(default_factory=Load)
+    load: QueryLoad = field(default_factory=QueryLoad)
     scrape_interval_s: float | None = None
     routers: Sequence[RouterState] = ()

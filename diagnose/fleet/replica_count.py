@@ -39,7 +39,7 @@ from kneewatch.diagnose.recommend.levers_replicas import (
     more_replicas,
     used_ratio,
 )
-from kneewatch.diagnose.recommend.past_advice import Incident
+from kneewatch.diagnose.recommend.past_advice import HeldAdvice
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.replica_count import prefill_decode_ratio, ratio_text
@@ -190,7 +190,7 @@ def _size(
     targets: Targets,
     *,
     problems: Sequence[FleetCause],
-    incident: Incident,
+    incident: HeldAdvice,
     down: int,
     blind: bool,
     t_s: float,
@@ -244,7 +244,7 @@ def _size_at_peak(
     context: LeverContext,
     peak: Peak,
     problems: str,
-    incident: Incident,
+    incident: HeldAdvice,
     *,
     lacks: bool,
 ) -> TierSize:
@@ -306,7 +306,7 @@ def _cost_of_replicas(advice: Advice, tier: Tier) -> Advice:
 
 
 def _more_replicas(
-    context: LeverContext, tier: Tier, requests_each: float, incident: Incident, *, lacks: bool
+    context: LeverContext, tier: Tier, requests_each: float, incident: HeldAdvice, *, lacks: bool
 ) -> Advice | None:
     """More replicas: enough for the peak with the guide's headroom, and for the present shortage.
 
@@ -395,7 +395,7 @@ def sizes_of(
     causes: Sequence[FleetCause],
     stated: Stated,
     targets: Targets,
-    incidents: dict[Group, Incident],
+    incidents: dict[Group, HeldAdvice],
     *,
     blind: bool,
 ) -> list[TierSize]:
@@ -406,7 +406,7 @@ def sizes_of(
     """
     down = Counter(replica.pool for replica in observed.gone if replica.down)
     problems = {tier.group: _problems(tier, causes) for tier in tiers}
-    held = {group: incidents.get(group, Incident()) for group, own in problems.items() if own}
+    held = {group: incidents.get(group, HeldAdvice()) for group, own in problems.items() if own}
     incidents.clear()
     incidents.update(held)
     return [
@@ -416,7 +416,7 @@ def sizes_of(
             stated,
             targets,
             problems=problems[tier.group],
-            incident=incidents.get(tier.group, Incident()),
+            incident=incidents.get(tier.group, HeldAdvice()),
             down=down[tier.pool],
             blind=blind,
             t_s=observed.t_s,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.doc_links import cause_page
 from kneewatch.diagnose.fleet.engine import Engine
-from kneewatch.diagnose.fleet.inventory import Load, Peak
+from kneewatch.diagnose.fleet.inventory import Peak, QueryLoad
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Server, Verdict
@@ -290,7 +290,7 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     raw: Sequence[str] = written(())
     warnings: Sequence[str] = written(())
     notes: Sequence[str] = written_as("unknown", ())
-    load: Load = written(Load())
+    load: QueryLoad = written(QueryLoad())
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
     watch: Watching | None = None
 

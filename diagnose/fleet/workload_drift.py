@@ -97,7 +97,7 @@ def _profiled(tiers: Sequence[Tier], stated: Stated) -> list[Tier]:
     return list(tiers)
 
 
-def _since_last_week(tier: Tier, past: Past) -> dict[str, Drift]:
+def _since_last_week(tier: Tier, past: Past) -> dict[str, LengthShift]:
     lengths = past.lengths.get(tier.group, {})
     return {
         side: shift
@@ -138,7 +138,7 @@ def _rate(past: Past, tiers: Sequence[Tier], workload: StatedWorkload) -> float 
     return requests / expected
 
 
-class Drift(Struct, frozen=True):
+class LengthShift(Struct, frozen=True):
     """The distance between two distributions.
 
     `shift_ratio`: share of the requests that moved to the other side of `edge`; positive if
@@ -157,7 +157,7 @@ class Drift(Struct, frozen=True):
 
 def drift(
     before: Histogram, now: Histogram, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
-) -> Drift | None:
+) -> LengthShift | None:
     """The distance of `now` from `before`.
 
     None if either is empty or not a histogram, or if their edges differ. `alike` observations count
@@ -171,10 +171,10 @@ def drift(
         return None
     shifts = [(before[edge] / counts[0] - now[edge] / counts[1], edge) for edge in edges]
     shift, edge = max(shifts, key=lambda shift_and_edge: abs(shift_and_edge[0]))
-    return Drift(shift, edge, sum(band(count / alike, false_alarm / 2) for count in counts))
+    return LengthShift(shift, edge, sum(band(count / alike, false_alarm / 2) for count in counts))
 
 
-def _drift_sentence(drifted: Mapping[str, Drift]) -> str:
+def _drift_sentence(drifted: Mapping[str, LengthShift]) -> str:
     clauses = [
         f"{WORDS[side]} are {'longer' if shift.shift_ratio > 0 else 'shorter'}"
         for side, shift in drifted.items()
@@ -182,7 +182,7 @@ def _drift_sentence(drifted: Mapping[str, Drift]) -> str:
     return f"{' and '.join(clauses).capitalize()} than in the same hour a week ago."
 
 
-def _evidence(shift: Drift, side: str) -> str:
+def _evidence(shift: LengthShift, side: str) -> str:
     where = "above" if shift.shift_ratio > 0 else "at or below"
     return (
         f"{percent(abs(shift.shift_ratio))} more {WORDS[side]} than a week ago are {where} "

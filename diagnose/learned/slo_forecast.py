@@ -19,13 +19,13 @@ reach 1 is used:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from math import isfinite, log, sqrt
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.learned.kv_forecast import HORIZON_S, demand_ratio
+from kneewatch.diagnose.values import Signals
 
 SPACINGS = (0.25, 1.0)
 """Distances between samples, in windows: a quarter for fast changes, one for slow changes."""
@@ -177,8 +177,6 @@ SHORT_OF_TARGET = 4.0
 EASY = 10.0
 """Below a tenth of its target, a latency is mostly noise and shows nothing about the load."""
 
-Values = Mapping[str, float | None]
-
 
 class SloForecaster:
     """Forecasts when one engine's TTFT P99 exceeds its target; no forecast without a target.
@@ -202,7 +200,7 @@ class SloForecaster:
         for load in self._loads.values():
             load.forget()
 
-    def update(self, now_s: float, values: Values) -> dict[str, float | None]:
+    def update(self, now_s: float, values: Signals) -> dict[str, float | None]:
         """The forecast's derived signals after a scrape; None for each without a trend or a
         target."""
         if self._target_s is None:
@@ -241,7 +239,7 @@ def slo_values(forecast: Forecast | None) -> dict[str, float | None]:
 LOADS = ("kv", "seats", "prompts", "latency")
 
 
-def slo_loads(values: Values, *, target_s: float, seats: float | None) -> dict[str, float | None]:
+def slo_loads(values: Signals, *, target_s: float, seats: float | None) -> dict[str, float | None]:
     """Each measure of load, divided by the load at which the target is missed; None if unknown."""
     demand, in_flight, latency_s = demand_ratio(values), _in_flight(values), _latency_s(values)
     return {
@@ -257,7 +255,7 @@ def _peak(in_flight: float) -> float:
     return 1 + ONE_IN_A_HUNDRED / sqrt(in_flight) if in_flight > 0 else 1.0
 
 
-def _prompts(values: Values) -> float | None:
+def _prompts(values: Signals) -> float | None:
     """Share of the engine's time spent on prefill; at 1, prompts arrive as fast as they can be
     prefilled."""
     arrivals, prefill_s = values.get("arrival_per_s"), values.get("prefill_mean_s")
@@ -266,11 +264,11 @@ def _prompts(values: Values) -> float | None:
     return arrivals * prefill_s
 
 
-def _in_flight(values: Values) -> float:
+def _in_flight(values: Signals) -> float:
     return (values.get("running_avg") or 0.0) + (values.get("waiting_by_capacity") or 0.0)
 
 
-def _latency_s(values: Values) -> float | None:
+def _latency_s(values: Signals) -> float | None:
     """TTFT P99 estimated from the mean TTFT, or the wait of a request arriving now if longer."""
     ttft_s = values.get("ttft_mean_s")
     if ttft_s is None or not isfinite(ttft_s):

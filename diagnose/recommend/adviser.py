@@ -47,7 +47,7 @@ from kneewatch.diagnose.recommend.ledger import (
     order,
     subject,
 )
-from kneewatch.diagnose.recommend.past_advice import AdviceTracker, Incident
+from kneewatch.diagnose.recommend.past_advice import AdviceTracker, HeldAdvice
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.serve_command import with_command
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
@@ -350,7 +350,7 @@ def recommend(
     facts: Facts,
     causes: Sequence[str],
     server: Deployment,
-    incidents: dict[str, Incident] | None = None,
+    incidents: dict[str, HeldAdvice] | None = None,
     *,
     trend: QueueTrend | None = None,
     weekly_peak_requests: float | None = None,
@@ -374,7 +374,7 @@ def recommend(
     pinned = floor(facts.get("running_max")) if "admission_limit" in causes else None
     chosen: dict[frozenset[str], Advice] = {}
     for cause in causes:
-        incident = incidents.setdefault(cause, Incident(whole_s=facts.now_s + facts.window_s))
+        incident = incidents.setdefault(cause, HeldAdvice(whole_s=facts.now_s + facts.window_s))
         context = LeverContext(
             cause,
             facts,
@@ -412,7 +412,7 @@ class Adviser:
         self._causes: tuple[str, ...] = ()
         self._computed_s = float("-inf")
         self._recommendations: tuple[Advice, ...] = ()
-        self._incidents: dict[str, Incident] = {}
+        self._incidents: dict[str, HeldAdvice] = {}
         self._queue = QueueHistory()
         self._restarted = False
 

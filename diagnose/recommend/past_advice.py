@@ -34,7 +34,7 @@ _Changed = tuple[str, Mapping[str, float]]
 """Why a size is another one: in words, and the figures in them."""
 
 
-class Incident(Struct):
+class HeldAdvice(Struct):
     """What is recommended against a cause: made once, and held until the incident ends.
 
     `made` has the demand that each recommendation's values were made for, `most` the most requests

@@ -16,7 +16,7 @@ from kneewatch.diagnose.learned.knee import token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.step_times import Prompts
-from kneewatch.diagnose.recommend.tails import Speed, tails
+from kneewatch.diagnose.recommend.tails import Latencies, tails
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
@@ -334,7 +334,7 @@ def _sizes(context: LeverContext, change: After) -> dict[str, float]:
     return numbers
 
 
-def latencies(context: LeverContext, change: After) -> Speed | None:
+def latencies(context: LeverContext, change: After) -> Latencies | None:
     """Latencies and throughput after a change; None if unknown.
 
     They are predicted by a roofline that is fitted to the server's step times. If the GPU is
@@ -343,7 +343,7 @@ def latencies(context: LeverContext, change: After) -> Speed | None:
     performance = _by_roofline(context, change)
     if performance is None:
         return None if STEP_TIMES in context.memo else _by_own_steps(context, change)
-    return Speed(performance.ttft_s, performance.itl_s, performance.decode_tokens_per_s)
+    return Latencies(performance.ttft_s, performance.itl_s, performance.decode_tokens_per_s)
 
 
 def _by_roofline(context: LeverContext, change: After) -> Performance | None:
@@ -379,7 +379,7 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
         return None
 
 
-def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
+def _by_own_steps(context: LeverContext, change: After) -> Latencies | None:
     """Latencies and throughput of the present requests, from step times measured on this server.
 
     None if the server's batches were all larger or far smaller, or if the change makes its steps
@@ -423,7 +423,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Speed | None:
     queue_s = (requests - places) * request_s / places
     outside_s = steps.outside_s(places, prompts, prompts.per_s(places, request_s))
     ttft_s = outside_s + queue_s + prefill_s
-    return Speed(ttft_s, itl_s, places * demand.output_tokens / request_s, outside_s)
+    return Latencies(ttft_s, itl_s, places * demand.output_tokens / request_s, outside_s)
 
 
 def calibrated(

@@ -23,7 +23,7 @@ Z = NormalDist().inv_cdf(1 - RARE)
 FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s")
 
 
-class Speed(Struct, frozen=True):
+class Latencies(Struct, frozen=True):
     """Mean latencies in seconds (TTFT includes the queue), and output tokens/s of one replica.
 
     `outside_s` is the part of TTFT in the API server and the network, from this server's windows;
@@ -37,7 +37,7 @@ class Speed(Struct, frozen=True):
 
 
 def tails(
-    curve: CurveLearner | None, speed: Speed, *, running: float, queues: bool
+    curve: CurveLearner | None, speed: Latencies, *, running: float, queues: bool
 ) -> dict[str, float]:
     """P99 of TTFT and ITL with their bands, in seconds; none where this server has not shown it.
 
@@ -63,7 +63,9 @@ def tails(
     return numbers
 
 
-def _ratios(curve: CurveLearner, speed: Speed, running: float) -> tuple[list[float], list[float]]:
+def _ratios(
+    curve: CurveLearner, speed: Latencies, running: float
+) -> tuple[list[float], list[float]]:
     """P99 over mean of ITL and TTFT in windows with about so many running requests."""
     itls, ttfts = list[float](), list[float]()
     columns = (curve.column(name) for name in FIELDS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from itertools import chain, islice
 
-from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.engine_history import PastAdvice
 from kneewatch.diagnose.recommend.advice import REPLICAS, Advice
 from kneewatch.diagnose.recommend.ledger import QUANTIZED, order, subject
 from kneewatch.diagnose.sizing.levers import as_sized, holds_few
@@ -29,7 +29,7 @@ def levers(
     answer: Size | None,
     replicas: int,
     replicas_needed: int | None,
-    recommended: Sequence[Recommended],
+    recommended: Sequence[PastAdvice],
 ) -> tuple[Lever, ...]:
     """The levers in the ledger's order; for a launch that holds few requests also the first changes
     that `size` lists.
@@ -67,14 +67,14 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def live(recommended: Sequence[Recommended]) -> list[Recommended]:
+def live(recommended: Sequence[PastAdvice]) -> list[PastAdvice]:
     """The open and the applied recommendations. They are sorted by the time at which they were last
     made, oldest first."""
     order = sorted(recommended, key=lambda recommendation: recommendation.last_s)
     return [recommendation for recommendation in order if recommendation.outcome in LIVE]
 
 
-def _recommended_lever(recommended: Recommended) -> Lever:
+def _recommended_lever(recommended: PastAdvice) -> Lever:
     of = recommended.recommendation
     cost = of.cost_usd_per_hour
     return Lever(
@@ -117,7 +117,7 @@ WAS_APPLIED = ("applied", "kept", "missed", "worsened")
 
 
 def advised(
-    incident: EpisodeObserved, recommended: Sequence[Recommended], replicas: int
+    incident: EpisodeObserved, recommended: Sequence[PastAdvice], replicas: int
 ) -> tuple[AdviceOutcome, ...]:
     """The recommendations for the incident's cause that were made during the incident, with their
     outcomes. One that assumed fewer than the `replicas` that served then is left out.
@@ -127,7 +127,7 @@ def advised(
     the one that was applied, else the newest. The track record contains all of them.
     """
     episode = incident.episode
-    newest: dict[frozenset[str], Recommended] = {}
+    newest: dict[frozenset[str], PastAdvice] = {}
     for recommendation in sorted(recommended, key=lambda recommendation: recommendation.first_s):
         if (
             (recommendation.target, recommendation.engine) == (incident.target, incident.engine)
@@ -158,7 +158,7 @@ def _assumed_fewer(recommendation: Advice, replicas: int) -> bool:
     )
 
 
-def advice(recommended: Recommended) -> AdviceOutcome:
+def advice(recommended: PastAdvice) -> AdviceOutcome:
     """A recommendation with its outcome."""
     of = recommended.recommendation
     return AdviceOutcome(
@@ -187,7 +187,7 @@ def advice(recommended: Recommended) -> AdviceOutcome:
 UNKNOWN = "unknown"
 
 
-def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
+def track_record(recommended: Sequence[PastAdvice]) -> TrackRecord:
     """The record of all recommendations that were made or applied in the period, newest first."""
     newest_first = sorted(recommended, key=lambda recommendation: -recommendation.first_s)
     outcomes = [recommendation.outcome for recommendation in recommended]
@@ -204,7 +204,7 @@ def track_record(recommended: Sequence[Recommended]) -> TrackRecord:
     )
 
 
-def _row(recommendation: Recommended) -> TrackRow:
+def _row(recommendation: PastAdvice) -> TrackRow:
     of, comparisons = advice(recommendation), list[Comparison]()
     for signal, predicted in of.predicted.items():
         measured = of.measured.get(signal)

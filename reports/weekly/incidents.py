@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.signals.table import PROMPT_LENGTH, TTFT
 from kneewatch.diagnose.change import BRIDGED_S, Interval
-from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.engine_history import PastAdvice
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED, EXPLAINS
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.advice import advised
@@ -212,7 +212,7 @@ PLAIN = ("running", "waiting")
 def incidents(
     observed: Sequence[EpisodeObserved],
     stated: Mapping[str, TierStated],
-    recommended: Sequence[Recommended],
+    recommended: Sequence[PastAdvice],
     engines: Mapping[str, Sequence[EngineObserved]],
 ) -> tuple[Incident, ...]:
     """All incidents, numbered and sorted by start. `stated` and `engines` are keyed by tier id.
@@ -247,7 +247,7 @@ def _incident(
     name: str,
     together: Sequence[EpisodeObserved],
     stated: TierStated,
-    recommended: Sequence[Recommended],
+    recommended: Sequence[PastAdvice],
     engines: Sequence[EngineObserved],
 ) -> Incident:
     """One incident of one or more engines. Its target, stages, evidence and lead time are those of

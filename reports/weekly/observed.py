@@ -16,7 +16,7 @@ from kneewatch.collector.window import Buckets
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.deployment.deployment import Stated, stated_of
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine_history import ConfigChange, Recommended
+from kneewatch.diagnose.engine_history import ConfigChange, PastAdvice
 from kneewatch.diagnose.learned.knee import LoadPoint
 from kneewatch.diagnose.sizing.plan.workload_profile import WorkloadProfile
 from kneewatch.diagnose.verdict import Cause
@@ -387,7 +387,7 @@ class Observed(Struct, frozen=True):
     source: str
     tiers: Sequence[TierObserved] = ()
     episodes: Sequence[EpisodeObserved] = ()
-    recommended: Sequence[Recommended] = ()
+    recommended: Sequence[PastAdvice] = ()
     configured: Sequence[ConfigChange] = ()
     targets: Sequence[TargetQuality] = ()
     filters: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS
 from kneewatch.collector.signals.table import PREFILL
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import Deployment, deployment
-from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.engine_history import PastAdvice
 from kneewatch.diagnose.sizing.arithmetic import Sheet
 from kneewatch.diagnose.sizing.configuration_search import search
 from kneewatch.diagnose.sizing.memory.weights import ONE_GPU
@@ -161,7 +161,7 @@ def sized(
     now: TierPeriod,
     *,
     roots: Mapping[str, Severity],
-    recommended: Sequence[Recommended],
+    recommended: Sequence[PastAdvice],
 ) -> TierSize:
     """The sizing of a tier for its measured peak."""
     stated, replicas = tier.stated, replicas_present(tier.now.engines)
@@ -365,7 +365,7 @@ def money(
     knee: Curve | None,
     now: TierPeriod,
     before: TierPeriod,
-    recommended: Sequence[Recommended],
+    recommended: Sequence[PastAdvice],
 ) -> TierMoney:
     """The bill of a tier for the period."""
     gpus, price = tier.stated.server.engine_gpus, tier.stated.server.price_usd_per_gpu_hour
@@ -471,7 +471,7 @@ def _utilization(knee: Curve | None, now: TierPeriod, before: TierPeriod) -> tup
 
 
 def _savings(
-    size: TierSize, price: float | None, recommended: Sequence[Recommended]
+    size: TierSize, price: float | None, recommended: Sequence[PastAdvice]
 ) -> tuple[Saving, ...]:
     """What resizing and each open recommendation save, the largest first; without those that save
     nothing."""

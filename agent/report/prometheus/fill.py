@@ -57,7 +57,7 @@ from kneewatch.dashboards.prometheus.hourly_sums import (
     SUMMED_HISTOGRAMS,
 )
 from kneewatch.diagnose.deployment.deployment import config_capacity_tokens
-from kneewatch.diagnose.engine_history import ConfigChange, Recommended
+from kneewatch.diagnose.engine_history import ConfigChange, PastAdvice
 from kneewatch.diagnose.fleet.inventory import Key
 from kneewatch.reports.weekly.figures import methods
 from kneewatch.reports.weekly.measures import PREEMPTIONS, RUNNING, WAITING
@@ -355,7 +355,7 @@ class FilledHistory(History):
 
     def recommendations(
         self, *, from_s: float, to_s: float, engine_id: int | None = None
-    ) -> list[Recommended]:
+    ) -> list[PastAdvice]:
         """The recommendations of the replays. Whether they were applied is unknown."""
         rows = super().recommendations(from_s=from_s, to_s=to_s, engine_id=engine_id)
         return [replace(row, outcome=UNKNOWN_OUTCOME, applied_s=None, measured={}) for row in rows]

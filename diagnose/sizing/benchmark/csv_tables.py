@@ -31,7 +31,7 @@ _PER_SECOND = {"s", "sec", "second", "throughput", "rate", "persec", "persecond"
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)")
 
 
-class Column(Struct, frozen=True):
+class CsvColumn(Struct, frozen=True):
     """The field of a point that a column contains.
 
     `units_per_s`: for times, the unit in the column's name; None if it names none. `second_choice`:
@@ -68,7 +68,7 @@ def _time_field(quantity: str, words: set[str]) -> str | None:
     return None
 
 
-def column(name: str) -> Column | None:
+def column(name: str) -> CsvColumn | None:
     """What a column with this name contains; None if sizing does not use it."""
     ordered = re.findall(r"[a-z0-9]+", name.lower().replace("tokens_per", "tokens per"))
     words = set(ordered)
@@ -77,26 +77,26 @@ def column(name: str) -> Column | None:
         field = _time_field(quantity, words)
         unit = next((_UNITS[w] for w in reversed(ordered) if w in _UNITS), None)
         is_tpot = "tpot" in words or {"per", "output"} <= words
-        return None if field is None else Column(field, unit, is_tpot)
+        return None if field is None else CsvColumn(field, unit, is_tpot)
     if words & {"concurrency", "concurrent", "streams", "users", "clients"} or ordered == ["c"]:
-        return Column("concurrency")
+        return CsvColumn("concurrency")
     if words & {"tok", "tokens", "token"}:
         generated = not words & {"input", "prompt", "prefill", "total", "max", "peak", "user"}
-        return Column("output_tokens_per_s") if generated and words & _PER_SECOND else None
+        return CsvColumn("output_tokens_per_s") if generated and words & _PER_SECOND else None
     if {"output", "throughput"} <= words:
-        return Column("output_tokens_per_s")
+        return CsvColumn("output_tokens_per_s")
     if words & {"failed", "errors", "errored"}:
-        return Column("failed")
+        return CsvColumn("failed")
     if words & {"rps", "qps"}:
-        return Column("requests_per_s")
+        return CsvColumn("requests_per_s")
     if words & {"req", "reqs", "request", "requests"} and "goodput" not in words:
         if words & _PER_SECOND:
-            return Column("requests_per_s", second_choice="rate" in words)
-        return Column("requests")
-    return Column("requests") if ordered == ["completed"] else None
+            return CsvColumn("requests_per_s", second_choice="rate" in words)
+        return CsvColumn("requests")
+    return CsvColumn("requests") if ordered == ["completed"] else None
 
 
-def cell_value(text: str, column: Column, *, where: str, decimal_comma: bool = False) -> float:
+def cell_value(text: str, column: CsvColumn, *, where: str, decimal_comma: bool = False) -> float:
     """A cell as a number. Times are in seconds; the cell's own unit overrides the column's.
 
     Raises:
@@ -148,7 +148,7 @@ def _rows(text: str) -> tuple[list[tuple[int, list[str]]], bool]:
     return split, delimiter != ","
 
 
-def _columns(header: Sequence[str]) -> dict[int, Column]:
+def _columns(header: Sequence[str]) -> dict[int, CsvColumn]:
     """The meaning of each column that sizing uses, by column number.
 
     Raises:
@@ -219,7 +219,7 @@ def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
             quantity = AIPERF_ROWS[name]
             metrics[quantity] = {
                 statistic: cell_value(
-                    f"{cell} ms", Column("time_s"), where=f"row {number}, column {statistic!r}"
+                    f"{cell} ms", CsvColumn("time_s"), where=f"row {number}, column {statistic!r}"
                 )
                 for statistic, cell in zip(statistics, cells[1:], strict=False)
                 if cell
@@ -227,6 +227,6 @@ def aiperf_metrics(text: str) -> dict[str, dict[str, float]]:
         elif name in AIPERF_VALUES and len(cells) > 1:
             where = f"row {number}, column 'value'"
             metrics[AIPERF_VALUES[name]] = {
-                "avg": cell_value(cells[1], Column("value"), where=where)
+                "avg": cell_value(cells[1], CsvColumn("value"), where=where)
             }
     return metrics

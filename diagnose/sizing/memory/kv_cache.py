@@ -217,7 +217,7 @@ _GROWING = (FullAttention, LatentAttention, CompressedAttention)
 _SIMILAR_COUNTS = 1.5
 
 
-class Group(Struct, frozen=True):
+class LayerGroup(Struct, frozen=True):
     """Layers of one kind in the pool, divided into `groups` groups of the layout's common size.
 
     `layers` is the number in one pipeline stage. `token_bytes` is per token and layer on one GPU; 0
@@ -243,7 +243,7 @@ class KvLayout(Struct, frozen=True, dict=True):
     model has nothing else.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     group_layers: int
     page_bytes: float
     settings: KvSettings
@@ -299,7 +299,7 @@ class KvLayout(Struct, frozen=True, dict=True):
         return self.blocks(available_bytes) // groups * block * parallel
 
 
-def _group_formula(group: Group, settings: KvSettings) -> str:
+def _group_formula(group: LayerGroup, settings: KvSettings) -> str:
     """Most blocks that a request can occupy in these groups."""
     kind, tokens = group.kind, group.block_tokens
     if isinstance(kind, _GROWING):
@@ -341,7 +341,7 @@ def kv_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
     page_bytes, blocks = shared
     size = group_size([part.count for part in kinds])
     groups = tuple(
-        Group(
+        LayerGroup(
             part.kind,
             ceil(part.count / settings.pipeline_parallel),
             ceil(part.count / size),
@@ -387,7 +387,7 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
         )
         for bucket, split, is_narrow in zip(buckets, splits, narrow, strict=True)
     )
-    groups: list[Group] = []
+    groups: list[LayerGroup] = []
     block_bytes = 0
     for bucket, split, is_narrow in zip(buckets, splits, narrow, strict=True):
         if is_narrow:
@@ -402,7 +402,7 @@ def _packed_layout(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
         held = sum(page * count for page, count in bucket.pages.items())
         layer_bytes = held / bucket.layers / bucket.block_tokens
         stage = ceil(bucket.layers / settings.pipeline_parallel)
-        groups.append(Group(bucket.kind, stage, split, bucket.block_tokens, layer_bytes))
+        groups.append(LayerGroup(bucket.kind, stage, split, bucket.block_tokens, layer_bytes))
     return KvLayout(tuple(groups), 1, block_bytes, settings)
 
 
@@ -493,7 +493,7 @@ def _one_group(layers: Sequence[Layers], settings: KvSettings) -> KvLayout:
         held += min(ends * 2 // stages, sum(counts)) * (plain - max(costs))
         # The block grows until a page of the packed layers holds a plain one of 16 tokens.
         block *= ceil(_BLOCK_TOKENS * plain / (block * max(costs)))
-    group = Group(layers[0].kind, sum(counts), 1, block, held / sum(counts))
+    group = LayerGroup(layers[0].kind, sum(counts), 1, block, held / sum(counts))
     return KvLayout((group,), sum(counts), block * held / sum(counts), settings)
 
 

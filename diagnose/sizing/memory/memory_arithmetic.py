@@ -19,8 +19,8 @@ from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, evaluated, gibibyt
 from kneewatch.diagnose.sizing.memory.budget import AVAILABLE, Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     BLOCKS,
-    Group,
     KvSettings,
+    LayerGroup,
     row_arithmetic,
     state_arithmetic,
     token_bytes,
@@ -160,7 +160,7 @@ def _available(sheet: Sheet, answer: Memory) -> float:
     )
 
 
-def _token(sheet: Sheet, group: Group, settings: KvSettings) -> None:
+def _token(sheet: Sheet, group: LayerGroup, settings: KvSettings) -> None:
     """The line for a token's bytes in the layers of a group; of a request's state in recurrent
     layers."""
     kind, count = group.kind, group.layers

@@ -30,8 +30,8 @@ from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.launch import Launch, fields_of, launch_of
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     DeploymentTable,
-    Lengths,
     SessionShape,
+    TokenLengths,
     WorkloadProfile,
 )
 from kneewatch.diagnose.sizing.replica_count import FleetSize, input_limit, size_fleet
@@ -122,7 +122,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     name: str
     profile: WorkloadProfile
     deployment: DeploymentTable
-    lengths: Lengths
+    lengths: TokenLengths
     model: Model
     gpu: Gpu
     share_ratio: float
@@ -216,7 +216,7 @@ def planned_peak_per_s(profile: WorkloadProfile) -> float:
     return peak * (1 + profile.traffic.growth_ratio)
 
 
-def call_lengths(lengths: Lengths, session: SessionShape | None) -> Lengths:
+def call_lengths(lengths: TokenLengths, session: SessionShape | None) -> TokenLengths:
     """Lengths over all calls of a session, computed from those of its first call.
 
     Each call's input contains the earlier outputs and the added tokens. The mean is that of the
@@ -458,7 +458,7 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
 
     In a session, input lengths range from the first call's (stated) to the last call's.
     """
-    launches: Sequence[tuple[str, DeploymentTable, Lengths]] = [
+    launches: Sequence[tuple[str, DeploymentTable, TokenLengths]] = [
         (tier.name, tier, tier.lengths) for tier in profile.tiers
     ] or [("", profile.deployment, profile.lengths)]
     # A batch has no peak to exceed, and a tier's share of the peak is a result of the plan.
@@ -474,7 +474,9 @@ def watched(profile: WorkloadProfile, *, origin: str) -> StatedWorkload:
     )
 
 
-def _lengths(first: Lengths, profile: WorkloadProfile) -> Mapping[str, tuple[StatedPoint, ...]]:
+def _lengths(
+    first: TokenLengths, profile: WorkloadProfile
+) -> Mapping[str, tuple[StatedPoint, ...]]:
     last = call_lengths(first, profile.session)
     # The plan's P50 is of the call in the middle, its P95 and P99 are of the last one.
     grown = {PROMPTS: last.input_p99_tokens - first.input_p99_tokens, ANSWERS: 0}

@@ -353,7 +353,7 @@ class Sized(Struct, frozen=True, kw_only=True):
         return next(step.output for step in self.steps if step.number == number)
 
 
-class Curve(Struct, frozen=True):
+class ReplicaCurve(Struct, frozen=True):
     """The load of one replica within the targets. `source` is measured, predicted or unknown."""
 
     best: BenchmarkPoint | None
@@ -361,7 +361,7 @@ class Curve(Struct, frozen=True):
     part: Part
 
 
-def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curve:
+def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> ReplicaCurve:
     """The operating point of a benchmark that the profile names.
 
     Raises:
@@ -389,9 +389,9 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
             "serve --percentile-metrics ttft,tpot,itl,e2el)"
         )
         if slo.ttft_p99_s is None and slo.itl_p99_s is None:
-            return Curve(None, "unknown", part)
+            return ReplicaCurve(None, "unknown", part)
     if best is None:
-        return Curve(None, "measured", part)
+        return ReplicaCurve(None, "measured", part)
     # The targets stand for the latency where the benchmark has no mean.
     latency_s = slo.ttft_p99_s if best.latency_mean_s is None else best.latency_mean_s
     if latency_s is None:
@@ -405,13 +405,13 @@ def measured_curve(pool: Pool, name: str, benchmarks: Mapping[str, str]) -> Curv
             is_target=best.latency_mean_s is None,
         )
         part.notes.append(f"Little's law: {gap.meaning}")
-    return Curve(best, "measured", part)
+    return ReplicaCurve(best, "measured", part)
 
 
-def _untargeted(pool: Pool, table: Benchmark) -> Curve:
+def _untargeted(pool: Pool, table: Benchmark) -> ReplicaCurve:
     if pool.profile.traffic.kind != "batch":
         notes = ["no latency target is set: the benchmark has no C_max"]
-        return Curve(None, "unknown", Part(notes=notes))
+        return ReplicaCurve(None, "unknown", Part(notes=notes))
     best = max(table.points, key=lambda row: row.requests_per_s)
     step = Step(
         title="Highest throughput",
@@ -422,17 +422,17 @@ def _untargeted(pool: Pool, table: Benchmark) -> Curve:
     )
     part = Part(notes=[*table.notes])
     part.sheet.text(step)
-    return Curve(best, "measured", part)
+    return ReplicaCurve(best, "measured", part)
 
 
-def predicted_curve(replica: Serving) -> Curve:
+def predicted_curve(replica: Serving) -> ReplicaCurve:
     """The roofline's curve, with what to measure before relying on it."""
     profile, limit = replica.pool.profile, replica.limit
     part = Part(to_measure=[_SWEEP + _MORE])
     if limit < 1:
         longest = replica.launch.longest_tokens
         part.notes.append(f"the KV cache holds no request of {longest:,} tokens")
-        return Curve(None, "unknown", part)
+        return ReplicaCurve(None, "unknown", part)
     best = best_point(replica)
     part.notes.append("predicted, not measured, and without bursts: run a benchmark before you buy")
     if profile.slo.are_set:
@@ -464,7 +464,7 @@ def predicted_curve(replica: Serving) -> Curve:
     part.sheet.text(*(_sweep_step(replica, count) for count in sweep(limit)))
     if best is not None:
         _best(part.sheet, replica, best)
-    return Curve(best, "unknown" if best is None else "predicted", part)
+    return ReplicaCurve(best, "unknown" if best is None else "predicted", part)
 
 
 def _sweep_step(replica: Serving, count: int) -> Step:
@@ -501,7 +501,7 @@ def _best(sheet: Sheet, replica: Serving, best: BenchmarkPoint) -> None:
     )
 
 
-def curve_step(pool: Pool, curve: Curve, *, number: int) -> PlanStep:
+def curve_step(pool: Pool, curve: ReplicaCurve, *, number: int) -> PlanStep:
     """Step 7 or 10 of the plan: one replica's benchmark, before or after the optimizations."""
     best = curve.best
     again = "Benchmark again with all optimizations on"

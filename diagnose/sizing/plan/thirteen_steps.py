@@ -37,7 +37,7 @@ from kneewatch.diagnose.sizing.plan.replica_cost_steps import (
     fleet_step,
 )
 from kneewatch.diagnose.sizing.plan.replica_curve import (
-    Curve,
+    ReplicaCurve,
     Serving,
     Sized,
     at,
@@ -54,7 +54,7 @@ from kneewatch.diagnose.sizing.plan.split_choice import (
     parallel_step,
     unmet,
 )
-from kneewatch.diagnose.sizing.plan.workload_profile import Lengths, Slo, WorkloadProfile
+from kneewatch.diagnose.sizing.plan.workload_profile import Slo, TokenLengths, WorkloadProfile
 from kneewatch.diagnose.sizing.plan.workload_steps import (
     ROUTER_HIGH_S,
     against_tiers,
@@ -528,7 +528,7 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
     return _of_phase(pool, profile, lengths, "decode")
 
 
-def _of_phase(pool: Pool, profile: WorkloadProfile, lengths: Lengths, phase: str) -> Pool:
+def _of_phase(pool: Pool, profile: WorkloadProfile, lengths: TokenLengths, phase: str) -> Pool:
     # vLLM's decode servers have no pipeline stages, and are sent none by pull.
     deployment = dataclasses.replace(pool.deployment, flags=pool.deployment.flags | {"pp": 1})
     if phase == "prefill":
@@ -618,7 +618,7 @@ def size_pool(
     )
 
 
-def _unmet(curve: Curve, replica: Serving) -> str:
+def _unmet(curve: ReplicaCurve, replica: Serving) -> str:
     pool = replica.pool
     if curve.best is None and pool.profile.slo.are_set:
         if pool.usable_requests_per_s is not None:
@@ -628,13 +628,17 @@ def _unmet(curve: Curve, replica: Serving) -> str:
     return unmet(replica, curve.best)
 
 
-def _curve(pool: Pool, replica: Serving, name: str | None, benchmarks: Mapping[str, str]) -> Curve:
+def _curve(
+    pool: Pool, replica: Serving, name: str | None, benchmarks: Mapping[str, str]
+) -> ReplicaCurve:
     if name is None:
         return predicted_curve(replica)
     return measured_curve(pool, name, benchmarks)
 
 
-def _final(pool: Pool, replica: Serving, baseline: Curve, benchmarks: Mapping[str, str]) -> Curve:
+def _final(
+    pool: Pool, replica: Serving, baseline: ReplicaCurve, benchmarks: Mapping[str, str]
+) -> ReplicaCurve:
     """The final benchmark; otherwise a measured baseline; otherwise the prediction.
 
     A measured baseline is not multiplied by predicted gains: steps 8 and 9 count only when

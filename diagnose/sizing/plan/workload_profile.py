@@ -55,7 +55,7 @@ TARGETS: Mapping[str, Mapping[str, str]] = _TABLES["targets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class TokenLengths:
     """Input and output tokens per request. If a mean is not stated, it is estimated."""
 
     input_p50_tokens: Count
@@ -241,7 +241,7 @@ class TierProfile(DeploymentTable):
     """
 
     name: Text
-    lengths: Lengths
+    lengths: TokenLengths
     share_ratio: Ratio | None = None
     escalation_ratio: Ratio | None = None
 
@@ -253,7 +253,7 @@ class WorkloadProfile:
     __pydantic_config__: ClassVar = STRICT
 
     name: Text = "workload"
-    lengths: Lengths
+    lengths: TokenLengths
     traffic: Traffic
     deployment: DeploymentTable
     slo: Slo = Slo()
@@ -391,14 +391,14 @@ def _falling(table: object, place: str, names: Iterable[str]) -> Iterator[str]:
             yield f"{place}.{high_name} is {high:g}, below {low_name} of {low:g}"
 
 
-def _problems_of_lengths(lengths: Lengths, place: str) -> Iterator[str]:
+def _problems_of_lengths(lengths: TokenLengths, place: str) -> Iterator[str]:
     for side in ("input", "output"):
         levels = (f"{side}_{level}_tokens" for level in ("p50", "p95", "p99"))
         yield from _falling(lengths, place, levels)
 
 
 def _problems_of_tiers(
-    tiers: tuple[TierProfile, ...], method: str, shared: Lengths
+    tiers: tuple[TierProfile, ...], method: str, shared: TokenLengths
 ) -> Iterator[str]:
     names = [tier.name for tier in tiers]
     for name in dict.fromkeys(names):

@@ -23,7 +23,7 @@ from kneewatch.diagnose.sizing.plan.workload_profile import (
     TARGETS,
     Z95,
     DeploymentTable,
-    Lengths,
+    TokenLengths,
     WorkloadProfile,
 )
 from kneewatch.rules.formatting import figure, percent
@@ -115,7 +115,7 @@ def _rates(sheet: Sheet, profile: WorkloadProfile) -> None:
         )
 
 
-def _means(sheet: Sheet, lengths: Lengths) -> None:
+def _means(sheet: Sheet, lengths: TokenLengths) -> None:
     for side in ("input", "output"):
         if getattr(lengths, f"{side}_mean_tokens") is None:
             p50, p95 = (getattr(lengths, f"{side}_{level}_tokens") for level in ("p50", "p95"))
@@ -251,7 +251,7 @@ def candidates(deployment: DeploymentTable) -> tuple[Gpu, ...]:
 def pool_of(
     profile: WorkloadProfile,
     deployment: DeploymentTable,
-    lengths: Lengths,
+    lengths: TokenLengths,
     *,
     name: str,
     share_ratio: float,

@@ -11,7 +11,7 @@ from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, Retention
 from kneewatch.agent.store.writer import Store
 from kneewatch.collector.scrape_history import Restart
-from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.engine_history import PastAdvice
 from kneewatch.diagnose.recommend.advice import Advice, Value
 from kneewatch.diagnose.recommend.advice import FlagChange as Flag
 from kneewatch.diagnose.recommend.past_advice import (
@@ -210,7 +210,7 @@ class Life:
         self.store.put(scrape)
         settle(self.store)
 
-    def ends(self) -> list[Recommended]:
+    def ends(self) -> list[PastAdvice]:
         """What the store then says of the recommendations."""
         self.store.close(PATIENCE_S)
         assert self.store.stats().last_error == ""

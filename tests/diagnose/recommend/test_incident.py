@@ -16,7 +16,7 @@ from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import Adviser
 from kneewatch.diagnose.recommend.demand import demand
-from kneewatch.diagnose.recommend.past_advice import Incident
+from kneewatch.diagnose.recommend.past_advice import HeldAdvice
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
 from tests.diagnose.situations import CALM, NOW_S
@@ -82,7 +82,7 @@ def test_more_that_wait_for_an_adapter_are_more_load() -> None:
 
 def test_replicas_that_were_added_do_not_hide_a_load_that_still_grows() -> None:
     """Each of two replicas has fewer requests than the single one had, and two are too few."""
-    incident, asked = Incident(), demand(FULL.facts().values, deployment(PAGE, Stated()))
+    incident, asked = HeldAdvice(), demand(FULL.facts().values, deployment(PAGE, Stated()))
     more = advised("kv_pressure")["replicas"]
     for before, after, share in ((1, 2, 1.0), (2, 3, 0.6)):
         change = replace(more.changes[0], before=before, after=after)

@@ -23,7 +23,7 @@ from kneewatch.collector.names.vllm_metrics import EngineKey
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.judge import Judge
 from kneewatch.diagnose.fleet.diagnosis import FLEET_CAUSES, Comparisons, diagnose
-from kneewatch.diagnose.fleet.inventory import Gone, Key, Observed, Past, Peak, Usual, Values, Why
+from kneewatch.diagnose.fleet.inventory import Gone, Key, Observed, Past, Peak, Readings, Usual, Why
 from kneewatch.diagnose.fleet.tier import FleetCause
 from kneewatch.diagnose.fleet.verdict import FleetAdvice, FleetVerdict, TierVerdict
 from kneewatch.diagnose.recommend.advice import REPLICAS
@@ -135,7 +135,7 @@ def watched(seed: int) -> Iterator[Watched]:
     )
     for at in range(QUIET_SCRAPES + SCRAPES):
         t_s, is_quiet = NOW_S + SCRAPE_S * at, at < QUIET_SCRAPES
-        verdicts, gpus = dict[Key, Verdict](), dict[Key, Values]()
+        verdicts, gpus = dict[Key, Verdict](), dict[Key, Readings]()
         for pool in pools:
             judged = {
                 name: _judged(rng, judges[name], pool, at, targets, is_ill=name != pool.name)
@@ -168,7 +168,7 @@ def watched(seed: int) -> Iterator[Watched]:
             yield Watched(found, observed, targets)
 
 
-def _hour(verdict: Verdict) -> Values:
+def _hour(verdict: Verdict) -> Readings:
     running = verdict.values.get("running_avg") or 0.0
     return {"running_hour_avg": running, "running_hour_ago": running}
 

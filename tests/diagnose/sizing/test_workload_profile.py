@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.sizing.plan.workload_profile import (
     DeploymentTable,
-    Lengths,
     TierProfile,
+    TokenLengths,
     WorkloadProfile,
     example_profile,
     read_profile,
@@ -241,7 +241,7 @@ def test_the_mean_is_that_of_the_log_normal_with_these_percentiles() -> None:
 
 @given(p50=st.integers(1, 10_000), more=st.integers(0, 100_000))
 def test_an_estimated_mean_is_not_below_the_median(p50: int, more: int) -> None:
-    lengths = Lengths(
+    lengths = TokenLengths(
         input_p50_tokens=p50,
         input_p95_tokens=p50 + more,
         input_p99_tokens=p50 + more,

@@ -17,7 +17,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.change import Interval
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine_history import Recommended
+from kneewatch.diagnose.engine_history import PastAdvice
 from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.diagnose.sizing.plan.workload_profile import SessionShape, read_profile
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
@@ -291,7 +291,7 @@ def test_harm_ranks_incidents_of_one_severity_before_duration_and_order() -> Non
     assert len(shown) < len(report.incidents)
 
 
-def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommended:
+def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> PastAdvice:
     """A recommendation for engine a."""
     made_of = Advice(
         id="kv-fp8", cause=cause, summary="fp8 KV cache",
@@ -299,7 +299,7 @@ def recommended(cause: str, fate: str = "open", cost: float = -6.0) -> Recommend
         before={"waiting": 4.0}, predicted={"waiting": 2.0}, cost_usd_per_hour=cost,
         risk="quality", verify=("watch",), guide=("4.3",),
     )  # fmt: skip
-    return Recommended(
+    return PastAdvice(
         tier="t", target="a", engine="0", recommendation=made_of, outcome=fate,
         first_s=WEEK.from_s + 100, last_s=WEEK.from_s + 900, applied_s=None,
         measured={"waiting": 3.0} if fate == "missed" else {},
@@ -366,7 +366,7 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
     retune = changing(first, "spec-watch", None, "retune the draft")
     later = changing(again, "spec-off", "--speculative-config", "drop it")
 
-    def counted_ids(*made_of: Recommended) -> list[str]:
+    def counted_ids(*made_of: PastAdvice) -> list[str]:
         report = made(
             observed(
                 tier("t", [engine("a")], stated=STATED),
@@ -385,7 +385,7 @@ def test_of_a_change_that_is_told_again_the_newest_or_the_followed_one_counts() 
     assert counted_ids(retune, later) == ["drop it"], "no two that contradict each other"
 
 
-def changing(first: Recommended, name: str, flag: str | None, summary: str) -> Recommended:
+def changing(first: PastAdvice, name: str, flag: str | None, summary: str) -> PastAdvice:
     """The recommendation of another lever at the same time."""
     changes = () if flag is None else (FlagChange(flag, 1, 2),)
     made_of = replace(first.recommendation, id=name, summary=summary, changes=changes)
