@@ -28,6 +28,7 @@ from kneewatch.agent.stated_deployment import (
 )
 from kneewatch.collector.engines.engine_kind import (
     ADAPTERS,
+    LONGEST_TOKENS,
     SPECULATION,
     EngineKind,
     engine_kinds,
@@ -41,6 +42,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     UNKNOWN,
+    VLLM,
     CommandLine,
     command_values,
     commands,
@@ -135,6 +137,7 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
     if {"kv_cache_memory_bytes", "available_kv_bytes"} <= fields.keys():
         raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
     fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
+    fields["settled"] = (*given.get("settled", ()), *_without_effect(fields))
     fields |= {"parallel": parallel, "draft": draft}
     fields["version"] = parse_version(version) if version else LATEST
     launch = launch_of(model, _gpu(given), fields)
@@ -143,6 +146,21 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
         # vLLM's default share is more than the host leaves free.
         return replace(launch, gpu_memory_utilization=most_utilization(launch.gpu))
     return launch
+
+
+# Flags that have no effect beside another one, by the fields of both.
+_OVERRULED = (
+    ("gpu_memory_utilization", "kv_cache_memory_bytes"),
+    ("cudagraph_capture_sizes", "enforce_eager"),
+    ("limit_mm_per_prompt", "language_model_only"),
+)
+
+
+def _without_effect(fields: Mapping[str, Any]) -> Iterator[str]:
+    flags = {flag.field: flag.launch for flag in VLLM.values() if flag.field}
+    for overruled, by in _OVERRULED:
+        if fields.get(overruled) and fields.get(by):
+            yield f"{flags[overruled]} has no effect beside {flags[by]}"
 
 
 def _gpu(given: dict[str, Any]) -> Gpu | None:
@@ -561,14 +579,37 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     drafting = tuple((flag, text) for flag, text in launch.flags.items() if _drafts(flag))
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
     given["drafting"] = drafting
+    if kind is None:
+        _refuse_unreadable(launch)
     versions = (image_version(word) for line in commands(text) for word in line)
     stated["vllm_version"] = next((version for version in versions if version), None)
-    defaults = {flag.parameter: flag.default for flag in FLAGS}
-    return given | {
-        name: value
-        for name, value in stated.items()
-        if value is not None and given[name] == defaults[name]
-    }
+    settled = [
+        f"{earlier} and {later} are given: vLLM takes the last"
+        for earlier, later in launch.overridden
+        if later.split(" ")[0].split(".")[0].replace("--no-", "--", 1) in VLLM
+    ]
+    taken = dict[str, Any]()
+    for flag in FLAGS:
+        name = flag.parameter
+        value = stated.get(name)
+        if value is not None and given[name] == flag.default:
+            taken[name] = value
+        elif value not in (None, given[name]):
+            theirs = f"{flag.launch or flag.name} {flag.text(value)}".strip()
+            settled += [f"{flag.name} {given[name]} goes before {theirs} of the command line"]
+    return given | taken | {"settled": tuple(settled)}
+
+
+def _refuse_unreadable(launch: CommandLine) -> None:
+    for name, flag in VLLM.items():
+        text = launch.text(name)
+        # -1 is like auto: the longest context that fits.
+        is_number = flag.kind in ("count", "number", "gib") and (name, text) != (
+            LONGEST_TOKENS,
+            "-1",
+        )
+        if text is not None and is_number and launch.unreadable(name):
+            raise SizingError(f"vLLM refuses {text!r}", name=flag.parameter)
 
 
 def _listed(text: str) -> str:

@@ -216,19 +216,63 @@ def _listed_as(name: str) -> Sequence[str]:
     return exact or [key for key in _entries() if key.lower().split("/")[-1] == lowered]
 
 
+_TOKEN = re.compile(r"\d+x\d+b?|\d+(?:\.\d+)?[bmt](?![a-z])|\d+(?:\.\d+)?|[a-z]+")
+_ALIKE, _NEAR = 0.7, 0.45
+
+
 def _nearest(name: str) -> list[str]:
-    """Up to five ids that are spelled like the name, of its family or else of its size, where it
-    has one. The organisation counts for nothing."""
-    plain = "-".join(_words(name)[0]) or name.lower()
-    ids = {key.lower().split("/")[-1]: key for key in _entries()}
-    family = re.split("[^a-z]", plain)[0]
-    alike = {short: key for short, key in ids.items() if family and short.startswith(family)}
-    if not alike:
-        # A finetune with a name of its own still says its size.
-        sizes = _size_of(_words(name)[0])[1]
-        alike = {short: key for short, key in ids.items() if sizes & _size_of(_words(key)[0])[1]}
-    near = difflib.get_close_matches(plain, alike or ids, n=5, cutoff=0.2 if alike else 0.5)
-    return [ids[short] for short in near]
+    """Up to five ids that are most like the name, in family, version and size, or else those of its
+    size. The organisation counts for nothing."""
+    plain = "-".join(_words(name)[0]) or name
+    scores = {key: _likeness(plain, key.split("/")[-1]) for key in _entries()}
+    ranked = sorted(scores, key=lambda key: (-scores[key], len(key)))
+    # A finetune with a name of its own still says its size.
+    sizes = _size_of(_words(name)[0])[1]
+    near = [key for key in ranked if scores[key] >= _NEAR]
+    return (near or [key for key in ranked if sizes & _size_of(_words(key)[0])[1]])[:5]
+
+
+@cache
+def _tokens(name: str) -> Mapping[str, float]:
+    """The words, versions and sizes of a name, each with its weight; the family's name has the
+    largest, what nearly all names have the smallest."""
+    tokens = _TOKEN.findall(name.lower().split("/")[-1])
+    weights = {token: _weight(token) for token in tokens}
+    return weights | dict.fromkeys(tokens[:1], 3.0)
+
+
+def _weight(token: str) -> float:
+    if re.fullmatch(r"instruct|it|chat|hf|v|\d{4}", token):
+        return 0.3
+    return 2.0 if token[0].isdigit() else 1.0
+
+
+def _likeness(one: str, other: str) -> float:
+    """How alike two names are, from 0 to 1: by what they share, and by all their letters."""
+    asked, own = _tokens(one), _tokens(other)
+    shared = sum(
+        weight * max((_same(token, each) for each in beside), default=0.0)
+        for tokens, beside in ((asked, own), (own, asked))
+        for token, weight in tokens.items()
+    )
+    spelled = difflib.SequenceMatcher(None, "".join(asked), "".join(own)).ratio()
+    return 0.8 * shared / (sum(asked.values()) + sum(own.values()) or 1.0) + 0.2 * spelled
+
+
+@cache
+def _same(one: str, other: str) -> float:
+    """How alike two words, versions or sizes are, from 0 to 1."""
+    if one == other:
+        return 1.0
+    if one[0].isdigit() and other[0].isdigit():
+        # 32 for 32b, 33b for 32b, and 3 for 3.3.
+        numbers = [float(re.sub(r"[a-z].*", "", token)) for token in (one, other)]
+        if numbers[0] == numbers[1]:
+            return 0.9
+        is_near = min(numbers) > 0.9 * max(numbers) or int(numbers[0]) == int(numbers[1])
+        return 0.5 * is_near
+    ratio = difflib.SequenceMatcher(None, one, other).ratio()
+    return ratio if ratio >= _ALIKE else 0.0
 
 
 def is_listed(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import DecodeError, Struct, field
 from msgspec.json import decode
+from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import ADAPTERS
 from kneewatch.collector.errors import SettingsError
@@ -154,13 +155,15 @@ class CommandLine(Struct, frozen=True):
 
     `model` is the served model; "" if the command line does not name one. `complete` is false if
     flags may be set elsewhere: in a `--config` file or in a shell variable. `cut` are the flags of
-    which only the first of several values is in `flags`.
+    which only the first of several values is in `flags`. `overridden` are flags that a later one
+    contradicts, each with the later one, as written.
     """
 
     model: str = ""
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     complete: bool = True
     cut: tuple[str, ...] = ()
+    overridden: tuple[tuple[str, str], ...] = ()
 
     def text(self, flag: str) -> str | None:
         """A flag's value as written; None if it is not given or contains a variable."""
@@ -290,7 +293,8 @@ def with_config_file(launch: CommandLine, document: Mapping[str, object]) -> Com
         else:
             complete = False
     model = flags.pop("--model", "") or flags.pop("--model-tag", "")
-    return CommandLine(launch.model or model, {**flags, **launch.flags}, complete, launch.cut)
+    flags |= launch.flags
+    return replace(launch, model=launch.model or model, flags=flags, complete=complete)
 
 
 def _arguments(words: list[str]) -> list[str] | None:
@@ -318,7 +322,7 @@ def _contained(words: list[str]) -> list[str]:
 
 def _parsed(words: list[str]) -> CommandLine:
     flags: dict[str, str] = {}
-    cut: list[str] = []
+    cut, overridden = list[str](), list[tuple[str, str]]()
     model, at, complete = "", 0, True
     while at < len(words):
         word = words[at]
@@ -345,10 +349,16 @@ def _parsed(words: list[str]) -> CommandLine:
         head, _, level = head.partition(" ")
         if head == "-O" and (level or value.isdigit()):
             head, value = "--optimization-level", level or value
-        flags[f"{_SPELLINGS.get(head, head)}{dot}{key}".replace("_", "-")] = value
+        flag = f"{_SPELLINGS.get(head, head)}{dot}{key}".replace("_", "-")
+        opposite = flag.replace("--no-", "--", 1) if "--no-" in flag else f"--no-{flag[2:]}"
+        for earlier in (flag, opposite):
+            before = flags.pop(earlier, value if earlier == flag else None)
+            if before is not None and (earlier == opposite or before != value):
+                overridden.append((f"{earlier} {before}".strip(), f"{flag} {value}".strip()))
+        flags[flag] = value
     complete = complete and "--config" not in flags and model not in ("$@", "$*")
     served = flags.pop("--model", "") or model
-    return CommandLine(served, flags, complete, tuple(dict.fromkeys(cut)))
+    return CommandLine(served, flags, complete, tuple(dict.fromkeys(cut)), tuple(overridden))
 
 
 # --- Which vLLM versions know a flag, and what they take by default -------------------------------

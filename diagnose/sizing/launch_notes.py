@@ -29,8 +29,9 @@ def most_utilization(gpu: Gpu | None) -> float:
 
 
 def launch_doubts(launch: Launch) -> Iterator[str]:
-    """What vLLM would refuse, and flags that kneewatch does not know: these stand under the
-    verdict."""
+    """What vLLM would refuse, contradictory flags, and flags that kneewatch does not know: these
+    stand under the verdict."""
+    yield from launch.settled
     own = launch.model.max_context_tokens
     if own and launch.longest_tokens > own:
         yield (

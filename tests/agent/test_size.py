@@ -1153,3 +1153,74 @@ def test_what_the_command_line_gets_wrong_stands_under_the_verdict(flag: str, wa
 def test_a_command_has_the_whole_id_of_a_short_name() -> None:
     text = size("llama-3.3-70b", "4xh100").stdout
     assert "run: vllm serve meta-llama/Llama-3.3-70B-Instruct " in text
+
+
+@pytest.mark.parametrize(
+    ("line", "flag", "words"),
+    [
+        ("Qwen/Qwen3-8B --enable-expert-parallel", "--expert-parallel", "no routed experts"),
+        ("Qwen/Qwen3-8B --block-size 7", "--block-size", "a multiple of 16"),
+        (
+            "Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2048",
+            "--max-num-batched-tokens", "without chunked prefill, because a request may have",
+        ),
+        ("Qwen/Qwen3-8B --cpu-offload-gb -3", "--cpu-offload-gb", "vLLM refuses '-3'"),
+        ("Qwen/Qwen3-8B --max-num-seqs=-5", "--max-num-seqs", "vLLM refuses '-5'"),
+        ("Qwen/Qwen3-8B --tensor-parallel-size two", "--tensor-parallel", "vLLM refuses 'two'"),
+    ],
+)  # fmt: skip
+def test_what_vllm_refuses_is_refused(line: str, flag: str, words: str) -> None:
+    done = size("--gpu", "h100-sxm", f"vllm serve {line}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"kneewatch: {flag}: "), done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Qwen/Qwen3-30B-A3B --enable-expert-parallel -tp 2",
+        "Qwen/Qwen3-8B --block-size 48",
+        "Qwen/Qwen3-8B --no-enable-chunked-prefill",
+        "Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2k --max-model-len 2k",
+        "Qwen/Qwen3-8B --max-model-len -1",
+        "Qwen/Qwen3-8B --max-model-len auto --max-num-seqs $SEATS",
+    ],
+)
+def test_what_vllm_accepts_is_sized(line: str) -> None:
+    done = size("--gpu", "h100-sxm", f"vllm serve {line}")
+    assert done.stdout.startswith("FITS"), done.stderr
+
+
+def test_whole_prompts_take_a_budget_of_the_longest() -> None:
+    """As in EngineArgs of vLLM 0.32: the default budget holds the longest request."""
+    _, answer = document(
+        "--gpu", "h100-sxm", "vllm serve Qwen/Qwen3-8B --no-enable-chunked-prefill"
+    )
+    assert answer["inputs"]["max_num_batched_tokens"] == 40_960
+
+
+@pytest.mark.parametrize(
+    ("flags", "line", "said"),
+    [
+        ((), "-tp 2 --tensor-parallel-size 4",
+         "--tensor-parallel-size 2 and --tensor-parallel-size 4 are given: vLLM takes the last"),
+        ((), "--no-enable-prefix-caching --enable-prefix-caching",
+         "--no-enable-prefix-caching and --enable-prefix-caching are given: vLLM takes the last"),
+        ((), "--gpu-memory-utilization 0.5 --kv-cache-memory-bytes 8G",
+         "--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes"),
+        ((), "--enforce-eager --cudagraph-capture-sizes 1 2 4",
+         "--cudagraph-capture-sizes has no effect beside --enforce-eager"),
+        (("--tp", "2"), "-tp 4", "--tp 2 goes before --tensor-parallel-size 4 of the command line"),
+        ((), "-tp 2 --tensor-parallel-size 2", ""),
+        (("--tp", "2"), "-tp 2", ""),
+    ],
+)  # fmt: skip
+def test_contradictory_flags_are_settled_under_the_verdict(
+    flags: tuple[str, ...], line: str, said: str
+) -> None:
+    asked = (*flags, "--gpu", "h100-sxm", f"vllm serve Qwen/Qwen3-8B {line}")
+    text = " ".join(size(*asked, brief=True).stdout.split())
+    warnings = text.partition(" run: ")[0].partition("warning: ")[2]
+    assert warnings == said
+    assert not said or said in document(*asked)[1]["notes"]

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
-from kneewatch.collector.engines.engine_kind import VLLM, EngineKind, sized_kinds
+from kneewatch.collector.engines.engine_kind import NO_CHUNKS, VLLM, EngineKind, sized_kinds
 from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
@@ -180,6 +180,7 @@ class Launch(Struct, frozen=True):
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
     - `network`: between nodes, a key of LINK_BYTES_PER_S.
     - `other_flags`: vLLM's other flags, with their values; `flag` reads them.
+    - `settled`: contradictions of the flags, and which of them counts.
     """
 
     model: Model = UNKNOWN_MODEL
@@ -214,6 +215,7 @@ class Launch(Struct, frozen=True):
     adapters: Adapters | None = None
     draft: Draft | None = None
     other_flags: tuple[tuple[str, str], ...] = ()
+    settled: tuple[str, ...] = ()
 
     @property
     def scheme(self) -> Scheme:
@@ -281,7 +283,14 @@ class Launch(Struct, frozen=True):
         own = self.defaults.max_num_batched_tokens
         if self.slack is not None:
             own = self.slack.size_class(self._memory_mib).step_tokens
+        elif self.whole_prompts:
+            own = max(own, self.longest_tokens)
         return self.max_num_batched_tokens or own
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt is prefilled in one step, without chunks."""
+        return self.flag(NO_CHUNKS) is not None
 
     @property
     def longest_tokens(self) -> int:
@@ -438,6 +447,12 @@ def check(launch: Launch) -> None:
             f"max_num_seqs is {launch.seqs}; it must not be smaller",
             name="max_num_batched_tokens",
         )
+    if launch.whole_prompts and launch.batched_tokens < launch.longest_tokens:
+        raise SizingError(
+            f"vLLM refuses a budget of {launch.batched_tokens:,} tokens per step without chunked "
+            f"prefill, because a request may have {launch.longest_tokens:,} tokens",
+            name="max_num_batched_tokens",
+        )
     _check_parallel(launch)
     _check_dtypes(launch)
     if launch.model.target_hidden_size:
@@ -491,6 +506,11 @@ def _check_counts(launch: Launch) -> None:
 def _check_parallel(launch: Launch) -> None:
     parallel, model = launch.parallel, launch.model
     heads, tp = model.attention_heads, parallel.tensor
+    if parallel.experts and not model.experts.count:
+        raise SizingError(
+            f"vLLM refuses expert parallelism for {model.id}, which has no routed experts",
+            name="expert_parallel",
+        )
     if heads and heads % tp:
         fitting = [str(size) for size in range(1, heads + 1) if not heads % size and size <= 64]
         raise SizingError(
@@ -531,6 +551,9 @@ def _context_ranks(launch: Launch) -> list[int]:
     return [size for size in ranks if size <= max(tp // heads, 1) and not queries // heads % size]
 
 
+_BLOCK_TOKENS = 16
+"""All attention kernels for NVIDIA GPUs (vllm/v1/attention/backends, 0.32)."""
+
 _UNPACKED = ("fp8", "fp4")
 _UNPACKS_FROM = 7.5
 """Compute capability (vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py, 0.32)."""
@@ -551,6 +574,13 @@ def _check_dtypes(launch: Launch) -> None:
         )
     if missing is not None:
         raise SizingError(missing, name="kv_cache_dtype")
+    is_nvidia = gpu is not None and gpu.vendor == "nvidia" and launch.slack is None
+    if is_nvidia and (launch.block_tokens or 0) % _BLOCK_TOKENS:
+        raise SizingError(
+            f"vLLM has no attention kernel for blocks of {launch.block_tokens} tokens: state a "
+            f"multiple of {_BLOCK_TOKENS}",
+            name="block_size",
+        )
     # From Turing on, GPUs without FP8 or FP4 arithmetic unpack such weights to 16 bit (Marlin).
     capability = float((gpu and gpu.compute_capability) or _UNPACKS_FROM)
     if gpu is not None and arithmetic in _UNPACKED and capability < _UNPACKS_FROM:

@@ -134,6 +134,47 @@ def test_the_nearest_of_a_name_of_no_family_are_of_its_size() -> None:
     assert "Qwen/Qwen3.5-397B-A17B" in caught.value.choices
 
 
+MISSPELLED = {
+    "qwen3-32": "Qwen3-32B",
+    "qwen-3-32b": "Qwen3-32B",
+    "Qwen3 32B": "Qwen3-32B",
+    "quen3-32b": "Qwen3-32B",
+    "qwen3-33b": "Qwen3-32B",
+    "qwen3-30b-a3": "Qwen3-30B-A3B",
+    "qwen3-moe-30b": "Qwen3-30B-A3B",
+    "qwen3-coder-30": "Qwen3-Coder-30B-A3B-Instruct",
+    "qwen-2.5-7b": "Qwen2.5-7B",
+    "qwen2.5 vl 7b": "Qwen2.5-VL-7B-Instruct",
+    "lama-3.3-70b-instruct": "Llama-3.3-70B-Instruct",
+    "llama 3.1 8b": "Llama-3.1-8B",
+    "llama-8b": "Llama-3.1-8B",
+    "llama-4-scot-17b": "Llama-4-Scout-17B-16E-Instruct",
+    "code-llama-34b": "CodeLlama-34b-Instruct-hf",
+    "deepseekv3": "DeepSeek-V3",
+    "deepseak-r1": "DeepSeek-R1",
+    "deepseek": "DeepSeek-V3",
+    "deepseek-coder-v2": "DeepSeek-Coder-V2-Lite-Instruct",
+    "gpt-oss120b": "gpt-oss-120b",
+    "gptoss-20b": "gpt-oss-20b",
+    "oss-120b": "gpt-oss-120b",
+    "gemma-27b": "gemma-3-27b-it",
+    "gema-3-27b-it": "gemma-3-27b-it",
+    "mixtral-8x7": "Mixtral-8x7B-Instruct-v0.1",
+    "mistral-8x7b": "Mixtral-8x7B-Instruct-v0.1",
+    "mistral7b": "Mistral-7B-Instruct-v0.3",
+    "glm4.5-air": "GLM-4.5-Air",
+    "nemotron-super-49b": "Llama-3_3-Nemotron-Super-49B-v1",
+    "minimax2.5": "MiniMax-M2.5",
+}
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+def test_a_misspelled_name_lists_what_is_meant(name: str) -> None:
+    with pytest.raises(SizingError) as caught:
+        model(name)
+    assert MISSPELLED[name] in [each.split("/")[-1] for each in caught.value.choices]
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [("mlx-community/Qwen3.6-27B-4bit", "MLX"), ("someone/Qwen3-32B-exl3", "EXL3")],
