@@ -85,6 +85,8 @@ from kneewatch.reports.size_rendering import (
 from kneewatch.rules.facts import Targets
 
 OWN_DRAFT = "mtp"
+NEVER = (999, 0, 0)
+"""Until then vLLM has a flag that no version dropped."""
 # What a container runs, in the order of its words (Kubernetes, Compose).
 _RUN = ("entrypoint", "command", "args")
 
@@ -124,20 +126,21 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
     if given["model"] is None:
         raise SizingError("required: a catalogue id or the path of a config.json", name="model")
     model = find(given["model"])
-    doubts = given.get("ignored", ())
+    settled = given.get("settled", ())
     try:
         draft = _draft(given, model, find)
     except SizingError as error:
         if not given["launch"]:
             raise
         # vLLM may know a draft that the catalogue does not: the launch is sized without it.
-        draft, doubts = None, (*doubts, f"sized without its draft: {error}")
+        draft, settled = None, (*settled, f"sized without its draft: {error}")
         given = given | {"other_flags": (*given.get("other_flags", ()), *given["drafting"])}
-    model, fields = replace(model, notes=(*doubts, *model.notes)), fields_of(given)
+    model = replace(model, notes=(*given.get("ignored", ()), *model.notes))
+    fields = fields_of(given)
     if {"kv_cache_memory_bytes", "available_kv_bytes"} <= fields.keys():
         raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
     fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
-    fields["settled"] = (*given.get("settled", ()), *_without_effect(fields))
+    fields["settled"] = (*settled, *_without_effect(fields))
     fields |= {"parallel": parallel, "draft": draft}
     fields["version"] = parse_version(version) if version else LATEST
     launch = launch_of(model, _gpu(given), fields)
@@ -576,14 +579,19 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     stated |= _speculation(launch)
     stated["model"] = launch.model or None
     others = {flag: text for flag, text in _others(launch).items() if flag not in launch.cut}
+    versions = (image_version(word) for line in commands(text) for word in line)
+    stated["vllm_version"] = next((version for version in versions if version), None)
+    named = given["vllm_version"] or stated["vllm_version"]
+    version = parse_version(named) if named else LATEST
+    gone = [flag for flag in others if flag in VLLM and (VLLM[flag].until or NEVER) <= version]
+    others = {flag: text for flag, text in others.items() if flag not in gone}
     drafting = tuple((flag, text) for flag, text in launch.flags.items() if _drafts(flag))
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
     given["drafting"] = drafting
     if kind is None:
         _refuse_unreadable(launch)
-    versions = (image_version(word) for line in commands(text) for word in line)
-    stated["vllm_version"] = next((version for version in versions if version), None)
-    settled = [
+    settled = [f"vLLM has no {flag} any more and refuses it: not in run" for flag in gone]
+    settled += [
         f"{earlier} and {later} are given: vLLM takes the last"
         for earlier, later in launch.overridden
         if later.split(" ")[0].split(".")[0].replace("--no-", "--", 1) in VLLM
@@ -604,12 +612,24 @@ def _refuse_unreadable(launch: CommandLine) -> None:
     for name, flag in VLLM.items():
         text = launch.text(name)
         # -1 is like auto: the longest context that fits.
-        is_number = flag.kind in ("count", "number", "gib") and (name, text) != (
-            LONGEST_TOKENS,
-            "-1",
-        )
-        if text is not None and is_number and launch.unreadable(name):
-            raise SizingError(f"vLLM refuses {text!r}", name=flag.parameter)
+        if text is None or (name, text) == (LONGEST_TOKENS, "-1"):
+            continue
+        is_number = flag.kind in ("count", "number", "gib")
+        choices = flag.choices.split()
+        if (
+            (is_number and launch.unreadable(name))
+            or (choices and text not in choices)
+            or (text and text.startswith("{") and not _is_json(text))
+        ):
+            raise SizingError(f"vLLM refuses {text!r}", name=flag.parameter, choices=choices)
+
+
+def _is_json(text: str) -> bool:
+    """Whether it is JSON, or a template of a manifest."""
+    with suppress(ValueError):
+        orjson.loads(text)
+        return True
+    return text.startswith("{{")
 
 
 def _listed(text: str) -> str:

@@ -382,6 +382,7 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     short: tuple[str, ...] = ()
     since: Version | None = None
     until: Version | None = None
+    choices: str = ""
     label: str = ""
     field: str = ""
     sets: Any = None

@@ -1167,6 +1167,13 @@ def test_a_command_has_the_whole_id_of_a_short_name() -> None:
         ("Qwen/Qwen3-8B --cpu-offload-gb -3", "--cpu-offload-gb", "vLLM refuses '-3'"),
         ("Qwen/Qwen3-8B --max-num-seqs=-5", "--max-num-seqs", "vLLM refuses '-5'"),
         ("Qwen/Qwen3-8B --tensor-parallel-size two", "--tensor-parallel", "vLLM refuses 'two'"),
+        ("Qwen/Qwen3-8B --dtype fp16", "--dtype", "'fp16'; choices: auto, bfloat16, float"),
+        ("Qwen/Qwen3-8B --quantization int8", "--quantization", "vLLM refuses 'int8'"),
+        ("Qwen/Qwen3-8B --hf-overrides {rope", "--hf-overrides", "vLLM refuses '{rope'"),
+        (
+            "Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --no-enable-chunked-prefill",
+            "--enable-prefix-caching", "set --no-enable-prefix-caching",
+        ),
     ],
 )  # fmt: skip
 def test_what_vllm_refuses_is_refused(line: str, flag: str, words: str) -> None:
@@ -1185,6 +1192,7 @@ def test_what_vllm_refuses_is_refused(line: str, flag: str, words: str) -> None:
         "Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2k --max-model-len 2k",
         "Qwen/Qwen3-8B --max-model-len -1",
         "Qwen/Qwen3-8B --max-model-len auto --max-num-seqs $SEATS",
+        "Qwen/Qwen3-8B --dtype half --quantization fp8 --hf-overrides '{{ .Values.overrides }}'",
     ],
 )
 def test_what_vllm_accepts_is_sized(line: str) -> None:
@@ -1211,6 +1219,8 @@ def test_whole_prompts_take_a_budget_of_the_longest() -> None:
          "--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes"),
         ((), "--enforce-eager --cudagraph-capture-sizes 1 2 4",
          "--cudagraph-capture-sizes has no effect beside --enforce-eager"),
+        ((), "--swap-space 4", "vLLM has no --swap-space any more and refuses it: not in run"),
+        (("--vllm-version", "0.12.0"), "--swap-space 4", ""),
         (("--tp", "2"), "-tp 4", "--tp 2 goes before --tensor-parallel-size 4 of the command line"),
         ((), "-tp 2 --tensor-parallel-size 2", ""),
         (("--tp", "2"), "-tp 2", ""),

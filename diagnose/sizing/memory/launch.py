@@ -11,11 +11,22 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
-from kneewatch.collector.engines.engine_kind import NO_CHUNKS, VLLM, EngineKind, sized_kinds
+from kneewatch.collector.engines.engine_kind import (
+    NO_CHUNKS,
+    NO_PREFIX_CACHE,
+    VLLM,
+    EngineKind,
+    sized_kinds,
+)
 from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
-from kneewatch.diagnose.catalogue.layers import FullAttention, LatentAttention, SlidingStates
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    Recurrent,
+    SlidingStates,
+)
 from kneewatch.diagnose.catalogue.models import UNKNOWN_MODEL, Model, takes_no_media, text_only
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
 from kneewatch.diagnose.deployment.vllm_flags import (
@@ -452,6 +463,13 @@ def check(launch: Launch) -> None:
             f"vLLM refuses a budget of {launch.batched_tokens:,} tokens per step without chunked "
             f"prefill, because a request may have {launch.longest_tokens:,} tokens",
             name="max_num_batched_tokens",
+        )
+    recurrent = any(isinstance(part.kind, Recurrent) for part in launch.model.layers)
+    if launch.whole_prompts and recurrent and launch.state_blocks > 1:
+        raise SizingError(
+            "vLLM refuses to cache prefixes of recurrent layers without chunked prefill: set "
+            f"{NO_PREFIX_CACHE}",
+            name="enable_prefix_caching",
         )
     _check_parallel(launch)
     _check_dtypes(launch)

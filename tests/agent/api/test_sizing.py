@@ -81,7 +81,7 @@ def test_json_takes_numbers_truths_and_nothing() -> None:
     [
         ({}, "model: must be a model in the catalogue"),
         ({"model": "nonsense"}, "model: must be a model in the catalogue"),
-        ({"model": "Llama-3.1-71B"}, "choices: meta-llama/Llama-3.2-1B, meta-llama/"),
+        ({"model": "Llama-3.1-71B"}, "choices: meta-llama/Llama-3.1-70B-Instruct, meta-llama/"),
         ({**LLAMA, "gpu": "h1000"}, "gpu: "),
         ({**LLAMA, "tp": "two"}, "tp: must be a whole number"),
         ({**LLAMA, "tp": "2.0"}, "tp: must be a whole number"),
