@@ -17,6 +17,7 @@ from itertools import accumulate
 from math import exp, inf, isfinite, sqrt
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.rules.rule import is_queued
 
@@ -185,9 +186,9 @@ class KvForecaster:
         """Climbs since the last arrival. The same requests are growing, so no climb is due to
         chance."""
         for trend in self._demand:
-            line = trend.climb(variance=0.0, overlap=1.0)
-            if line is not None and not line.is_step and line.lasts_s <= self._no_arrival_s:
-                yield _Climb(line, 1.0, now_s - trend.bins[-1].t_s, 0.0)
+            climb = trend.climb(now_s, 1.0, variance=0.0, overlap=1.0)
+            if climb is not None and not climb.is_step and climb.lasts_s <= self._no_arrival_s:
+                yield climb
 
     def _climbs(self, now_s: float, mean_demand: float) -> Iterator[_Climb]:
         if self._grow_alone:
@@ -199,26 +200,26 @@ class KvForecaster:
         most = mean_demand + sqrt(spread * mean_demand)
         for trend in self._demand:
             overlap = requests.lasts_s / trend.bins[-1].lasts_s if trend.bins else 0.0
-            line = trend.climb(
-                variance=CHANCE * requests.ratio * min(1.0, overlap), overlap=max(1.0, overlap)
-            )
-            if line is None or line.is_step or line.lasts_s < REQUESTS_MIN * requests.lasts_s:
+            by_chance = CHANCE * requests.ratio * min(1.0, overlap)
+            climb = trend.climb(now_s, capacity, variance=by_chance, overlap=max(1.0, overlap))
+            if climb is None or climb.is_step or climb.lasts_s < REQUESTS_MIN * requests.lasts_s:
                 continue
-            is_burst = line.lasts_s < BURST_REQUESTS * requests.lasts_s
-            if not is_burst or sustained >= max(capacity, line.level):
-                climb = _Climb(line, capacity, now_s - trend.bins[-1].t_s, 0.0)
-                if climb.before(self._window_s / 2) <= most:
-                    yield climb
+            is_burst = climb.lasts_s < BURST_REQUESTS * requests.lasts_s
+            may_fill = not is_burst or sustained >= max(capacity, climb.level)
+            if may_fill and climb.before(self._window_s / 2) <= most:
+                yield climb
         for trend in self._arrivals:
             bin_s = trend.bins[-1].lasts_s if trend.bins else trend.bin_s
-            line = trend.climb(variance=1 / bin_s, overlap=1.0, scale=requests.ratio_s)
-            if line is None:
+            climb = trend.climb(
+                now_s, capacity, variance=1 / bin_s, overlap=1.0, scale=requests.ratio_s
+            )
+            if climb is None:
                 continue
+            climb = replace(climb, lag_s=requests.lasts_s)
             # A step of the arrivals that fills the cache does so before demand has followed it.
-            is_followed = line.lasts_s > REQUESTS_MIN * requests.lasts_s
-            if line.is_step and (is_followed or line.late_least < capacity):
+            is_followed = climb.lasts_s > REQUESTS_MIN * requests.lasts_s
+            if climb.is_step and (is_followed or climb.late_least < capacity):
                 continue
-            climb = _Climb(line, capacity, now_s - trend.bins[-1].t_s, requests.lasts_s)
             if climb.before(self._window_s / 2 + REQUESTS_MIN * requests.lasts_s) <= most:
                 yield climb
 
@@ -299,14 +300,15 @@ class _Bin(Struct, frozen=True):
     lasts_s: float
 
 
-class _Line(Struct, frozen=True):
-    """A climb of a series.
+class _Climb(Struct, frozen=True):
+    """A climb of a series towards `capacity`, the mean demand at which peaks fill the cache.
 
-    - `level`: the value at the middle of the newest bin.
+    - `level`: the value at the middle of the newest bin, which is `age_s` old.
     - `slope_per_s`, `error_per_s`: the slope and its standard error.
     - `lasts_s`: seconds since the climb began.
     - `late_least`: the mean of its second half minus a standard deviation.
     - `is_step`: the climb may have ended.
+    - `lag_s`: how much later demand follows.
     """
 
     level: float
@@ -315,37 +317,28 @@ class _Line(Struct, frozen=True):
     lasts_s: float
     late_least: float
     is_step: bool
-
-
-class _Climb(Struct, frozen=True):
-    """A line that climbs towards `capacity`, the mean demand at which peaks fill the cache.
-
-    The line's newest point is `age_s` old. Demand follows the line `lag_s` later.
-    """
-
-    line: _Line
     capacity: float
     age_s: float
-    lag_s: float
+    lag_s: float = 0.0
 
     def left_s(self, errors: float = 0.0) -> float:
         """Seconds until the cache is full if the slope is steeper by this many standard errors."""
-        slope_per_s = self.line.slope_per_s + errors * self.line.error_per_s
+        slope_per_s = self.slope_per_s + errors * self.error_per_s
         if slope_per_s <= 0:
             return inf
-        rise_s = (self.capacity - self.line.level) / slope_per_s
+        rise_s = (self.capacity - self.level) / slope_per_s
         return max(0.0, rise_s - self.age_s + self.lag_s)
 
     def before(self, ago_s: float) -> float:
         """The line's value `ago_s` seconds ago."""
-        return self.line.level + self.line.slope_per_s * (self.age_s - ago_s)
+        return self.level + self.slope_per_s * (self.age_s - ago_s)
 
     def ahead_ratio(self, ahead_s: float) -> float:
         """Demand at its peaks in `ahead_s`.
 
         Beyond a full cache, a climb is projected for at most as long as it has lasted.
         """
-        ahead_s = min(ahead_s, self.left_s() + self.line.lasts_s)
+        ahead_s = min(ahead_s, self.left_s() + self.lasts_s)
         return self.before(self.lag_s - ahead_s) / self.capacity
 
 
@@ -383,7 +376,9 @@ class _BinTrend:
             return None
         return (sum(part.variance for part in self.bins) / len(self.bins) + fit.variance) / fit.mean
 
-    def climb(self, *, variance: float, overlap: float, scale: float = 1.0) -> _Line | None:
+    def climb(
+        self, now_s: float, capacity: float, *, variance: float, overlap: float, scale: float = 1.0
+    ) -> _Climb | None:
         """The climb, multiplied by `scale`; None if chance explains it.
 
         `variance`: a bin's variance by chance, divided by its mean. `overlap`: number of
@@ -397,13 +392,15 @@ class _BinTrend:
         if fit.slope_per_s < TREND_MIN * error_per_s:
             return None
         late_error = sqrt(fit.late_mean * variance / fit.late_bins)
-        return _Line(
+        return _Climb(
             scale * fit.level,
             scale * fit.slope_per_s,
             scale * error_per_s,
             fit.lasts_s,
             scale * (fit.late_mean - late_error),
             fit.is_step,
+            capacity,
+            now_s - self.bins[-1].t_s,
         )
 
 
