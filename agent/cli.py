@@ -195,7 +195,7 @@ def run(targets: tuple[str, ...], *, demo: bool, **given: Any) -> None:  # noqa:
 def _checks_of_run() -> tuple[Check, ...]:
     """Checks of settings that only the daemon uses. The command `config` runs them too and reports
     their errors."""
-    from kneewatch.agent.api.listening import check_http
+    from kneewatch.agent.api.access import check_http
     from kneewatch.agent.daemon.discovery import check_targets
     from kneewatch.agent.notify.receivers import check_secrets
     from kneewatch.agent.report.schedule import cron_of

@@ -13,8 +13,13 @@ import sqlite3
 import time
 from pathlib import Path
 
-from kneewatch.agent.store.chunks import ChunkBody, bytes_reader, pack_body
-from kneewatch.agent.store.columns import pack_times, unpack_times
+from kneewatch.agent.store.chunks import (
+    ChunkBody,
+    bytes_reader,
+    pack_body,
+    pack_times,
+    unpack_times,
+)
 from kneewatch.agent.store.database import SEQUENCE_BITS, connect
 from kneewatch.agent.store.ingest import flush_engine, flush_target
 from tests.weeks import (

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from kneewatch.agent.api import alerts
-from kneewatch.agent.api.auth import READ, Auth
+from kneewatch.agent.api.access import READ, Auth
 from kneewatch.agent.api.docs import add_docs
 from kneewatch.agent.api.guard import GRANTED, Guard, need_admin
 from kneewatch.agent.api.responses import (

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kneewatch.agent.api.auth import ADMIN, READ, Auth, Scopes
+from kneewatch.agent.api.access import ADMIN, READ, Auth, Scopes
 from kneewatch.agent.api.responses import Problem, refused
 from kneewatch.agent.settings.effective import Settings
 

@@ -27,8 +27,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from kneewatch.agent.api.access import ListenAddress, ServerTls, address_of, check_protected
 from kneewatch.agent.api.guard import HEADERS_BYTES
-from kneewatch.agent.api.listening import ListenAddress, ServerTls, address_of, check_protected
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.store.columns import DamagedError
+from kneewatch.agent.store.chunks import DamagedError
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.store.writer import Store

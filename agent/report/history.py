@@ -24,8 +24,14 @@ from kneewatch.agent.report.series import (
     points,
     spans_of,
 )
-from kneewatch.agent.store.chunks import ColumnRow, CounterChunk, column_of
-from kneewatch.agent.store.columns import DamagedError, Decoders, decoding
+from kneewatch.agent.store.chunks import (
+    ColumnRow,
+    CounterChunk,
+    DamagedError,
+    Decoders,
+    column_of,
+    decoding,
+)
 from kneewatch.agent.store.database import COUNTERS, rows_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import StoredEngine

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from kneewatch.agent.store.chunks import column_of, column_row
-from kneewatch.agent.store.columns import DamagedError, decoding
+from kneewatch.agent.store.chunks import DamagedError, column_of, column_row, decoding
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.packaged import packaged_text
 from kneewatch.collector.scrape_history import Column

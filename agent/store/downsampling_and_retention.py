@@ -14,6 +14,7 @@ from functools import partial
 import orjson
 
 from kneewatch.agent.store.chunks import (
+    DamagedError,
     SignalChunk,
     bytes_reader,
     concat_scrapes,
@@ -22,7 +23,6 @@ from kneewatch.agent.store.chunks import (
     pack_signals,
     unpack_scrapes,
 )
-from kneewatch.agent.store.columns import DamagedError
 from kneewatch.agent.store.database import (
     COUNTERS,
     SCRAPES,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.agent.store.columns import LEVEL, DamagedError, to_bytes
+from kneewatch.agent.store.chunks import LEVEL, DamagedError, to_bytes
 from kneewatch.agent.store.records import Cycle, EngineCycle
 from kneewatch.collector.scrape_history import Column, Restart
 from kneewatch.diagnose.cause import Cause, told

@@ -16,8 +16,13 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from kneewatch.agent.store.chunks import SignalChunk
-from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
+from kneewatch.agent.store.chunks import (
+    PURE_PYTHON,
+    DamagedError,
+    Decoders,
+    SignalChunk,
+    floats_from_bytes,
+)
 from kneewatch.agent.store.database import SIGNALS, connect_to_read, identity, is_damage, rows_of
 from kneewatch.agent.store.encoding import (
     CHAIN_MAX_LINKS,

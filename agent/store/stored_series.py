@@ -16,13 +16,16 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec import Struct
 
 from kneewatch.agent.store.chunks import (
+    PURE_PYTHON,
+    DamagedError,
+    Decoders,
     ReadBytes,
     SignalChunk,
     concat_scrapes,
+    floats_from_bytes,
     select_scrapes,
     unpack_scrapes,
 )
-from kneewatch.agent.store.columns import PURE_PYTHON, DamagedError, Decoders, floats_from_bytes
 from kneewatch.agent.store.database import SCRAPES, SIGNALS, columns_of, keys_of, rows_of
 from kneewatch.agent.store.records import Scrapes, Series
 

@@ -41,9 +41,8 @@ from kneewatch.reports.diagnosis_text import (
 from kneewatch.reports.health import counted, stage_known
 from kneewatch.reports.lines import moment, printable
 from kneewatch.reports.templates import environment, palette
-from kneewatch.reports.triage.causes import EnginePart, cost, keyed, title
 from kneewatch.reports.triage.charts import TALL, WIDE, Axis, axis_of, first_s, tick_label
-from kneewatch.reports.triage.timeline import interval_name, strip
+from kneewatch.reports.triage.engine import EnginePart, cost, interval_name, keyed, strip, title
 from kneewatch.reports.triage.view_model import (
     SINCE,
     SINCE_DEFAULT,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.api.auth import ALL, NOTHING, READ, Auth, Scopes, TokenFile, token
+from kneewatch.agent.api.access import ALL, NOTHING, READ, Auth, Scopes, TokenFile, token
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import asking, service_of, settings_of
 from tests.agent.api.test_rate import Clock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trustme
 
-from kneewatch.agent.api.listening import check_http
+from kneewatch.agent.api.access import check_http
 from kneewatch.collector.errors import SettingsError
 from tests.agent.api.serving import settings_of
 from tests.agent.api.test_access import READER, token_file

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import trustme
 
+from kneewatch.agent.api.access import ServerTls
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.api.listening import ServerTls
 from kneewatch.agent.api.server import HttpServer
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.collector.errors import SettingsError

@@ -13,31 +13,29 @@ from hypothesis import strategies as st
 
 from kneewatch.agent.report.history import NUMPY
 from kneewatch.agent.store.chunks import (
+    PURE_PYTHON,
     ChunkBody,
     CounterChunk,
+    DamagedError,
+    Decoders,
     PieceWriter,
     SignalChunk,
     bytes_reader,
     column_of,
     concat_scrapes,
     downsample_scrapes,
+    floats_from_bytes,
     pack_body,
+    pack_column,
     pack_counters,
+    pack_integers,
     pack_scrapes,
     pack_signals,
-    unpack_scrapes,
-)
-from kneewatch.agent.store.columns import (
-    PURE_PYTHON,
-    DamagedError,
-    Decoders,
-    floats_from_bytes,
-    pack_column,
-    pack_integers,
     pack_times,
     to_bytes,
     unpack_column,
     unpack_integers,
+    unpack_scrapes,
     unpack_times,
     value_in_column,
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.reports.advice_text import besides, command, doubt, moved, replaced
-from kneewatch.reports.triage.causes import cost, title
+from kneewatch.reports.triage.engine import cost, title
 
 
 def made(*changes: FlagChange, **fields: object) -> Advice:

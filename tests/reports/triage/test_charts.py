@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kneewatch.reports.triage.causes import EnginePart
 from kneewatch.reports.triage.charts import Axis, Chart, ceiling, chart
+from kneewatch.reports.triage.engine import EnginePart
 from kneewatch.reports.triage.view_model import standings
 from kneewatch.rules.formatting import quantity
 from tests.reports.triage.views import cascade

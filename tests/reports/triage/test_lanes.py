@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kneewatch.diagnose.change import Interval
 from kneewatch.reports.triage.charts import Axis
-from kneewatch.reports.triage.timeline import CAUSE_LANES, NEAR, Lanes, lanes
+from kneewatch.reports.triage.engine import CAUSE_LANES, NEAR, Lanes, lanes
 from kneewatch.rules.rule import BY_WORD, CRITICAL, OK, WARNING
 from tests.reports.triage.views import interval
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.recommend.advice import FlagChange
 from kneewatch.diagnose.verdict import Evidence, Verdict
 from kneewatch.reports.health import SourceState
-from kneewatch.reports.triage.causes import value_words
+from kneewatch.reports.triage.engine import value_words
 from kneewatch.reports.triage.page import ASSETS, asset, render, unbroken
 from kneewatch.reports.triage.view_model import (
     EngineView,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kneewatch.reports.triage.charts import Axis
-from kneewatch.reports.triage.timeline import COLUMNS, strip
+from kneewatch.reports.triage.engine import COLUMNS, strip
 from kneewatch.rules.rule import OK, STATES
 from tests.reports.triage.views import interval
 
