@@ -57,7 +57,8 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, operating
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.launch_notes import most_utilization
-from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
+from kneewatch.diagnose.sizing.levers import Lever, lever_document
+from kneewatch.diagnose.sizing.memory.budget import memory
 from kneewatch.diagnose.sizing.memory.launch import (
     LATEST,
     Launch,
@@ -104,7 +105,8 @@ def stated_question(given: dict[str, Any], find: Callable[[str], Model] = named_
         parallel = Parallel(tensor=given["tp"])
     users = given["users"]
     if users is not None and (given["gpus"] is not None or given["concurrency"] is not None):
-        raise SizingError("set this or --gpus and --concurrency", name="users")
+        why = "counts the GPUs: leave out their number, or set --concurrency in place of --users"
+        raise SizingError(why, name="users")
     stated = {
         name: given[flag.parameter]
         for flag in FLAGS
@@ -365,6 +367,8 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     """
     asked, given = given, with_launch(given)
     plain = stated_question(given, find)
+    if given.get("longest_that_fits") and plain.launch.max_model_len is None:
+        plain = replace(plain, launch=_with_longest(plain.launch))
     sweeps = [
         replace(sweep, benchmark=_of_launch(sweep.benchmark, plain))
         for sweep in sweeps_of(given["benchmark_by_tensor_parallel"])
@@ -408,11 +412,21 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
         extra["operating_point"] |= {name: round(ratio, 4) for name, ratio in reached.items()}
         lines += achieved_lines(reached)
     compared = list[Lever]()
-    if answer is not None and given["compare"]:
-        compared = [as_sized("as stated", answer), *_alternatives(given, find)]
+    if answer is not None and (given["compare"] or answer.question.acceptance_ratio is not None):
+        others = _alternatives(given, find) if given["compare"] else [_undrafted(answer)]
+        compared = [_compared("as stated", answer), *others]
         extra["compare"] = [lever_document(each) for each in compared]
     succeeds = answer is not None and answer.succeeds
     return Answer(answer, extra, lines, succeeds, brief_lines, compared, first=first)
+
+
+def _with_longest(launch: Launch) -> Launch:
+    """The launch with the longest context that fits, as vLLM takes it for `auto`."""
+    longest = memory(launch).longest_that_fits
+    if not 0 < longest < launch.longest_tokens:
+        return launch
+    said = f"{LONGEST_TOKENS} auto: vLLM takes the {longest:,} tokens that fit"
+    return replace(launch, max_model_len=longest, settled=(*launch.settled, said))
 
 
 def _search_command(given: dict[str, Any], question: Question) -> list[str]:
@@ -434,6 +448,30 @@ def _search_command(given: dict[str, Any], question: Question) -> list[str]:
     return []
 
 
+def _compared(name: str, answer: Size) -> Lever:
+    """A sized launch to be shown beside others, at the load that it is planned for."""
+    question, speed, fleet = answer.question, answer.performance, answer.fleet
+    at_peak, usable = answer.at_peak(), answer.usable_concurrency
+    if fleet is not None and at_peak is not None:
+        in_flight, speed = at_peak
+        question = replace(question, replicas=fleet.deployed_instances)
+        question = replace(question, concurrency=in_flight * question.engines)
+    elif speed is not None and usable is not None and question.concurrency is None:
+        speed = speed.loop.at(usable)
+        question = replace(question, concurrency=usable * question.engines)
+    if answer.meets_targets is False or answer.serves_peak is False:
+        name += " (misses the targets)" if answer.missed else " (does not serve the rate)"
+    return Lever(name, question, answer.memory, speed, validates=False)
+
+
+def _undrafted(answer: Size) -> Lever:
+    question = answer.question
+    launch = replace(question.launch, draft=None)
+    return _compared(
+        "without the draft", size(replace(question, launch=launch, acceptance_ratio=None))
+    )
+
+
 def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterator[Lever]:
     """The launches that `--compare` names: comma-separated GPUs, or flags joined by +.
 
@@ -453,7 +491,7 @@ def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterat
                 raise SizingError(f"{stated}: {error.message}", name="compare") from error
             if flag is None or flag.multiple or flag.names_file:
                 raise SizingError(f"{key} is no flag to compare by", name="compare")
-        yield as_sized(name.strip(), size(stated_question(changed, find)))
+        yield _compared(name.strip(), size(stated_question(changed, find)))
 
 
 def _measured(
@@ -588,6 +626,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     drafting = tuple((flag, text) for flag, text in launch.flags.items() if _drafts(flag))
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
     given["drafting"] = drafting
+    given["longest_that_fits"] = launch.text(LONGEST_TOKENS) in ("auto", "-1")
     if kind is None:
         _refuse_unreadable(launch)
     settled = [f"vLLM has no {flag} any more and refuses it: not in run" for flag in gone]

@@ -424,7 +424,8 @@ def _verdict(answer: Size) -> str:
     memory, question = answer.memory, answer.question
     concurrency = question.concurrency_per_engine
     held = memory.concurrency
-    per = " on each engine" if question.engines > 1 else ""
+    several = answer.fleet is not None and answer.fleet.deployed_instances > 1
+    per = " on each engine" if question.engines > 1 or several else ""
     low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
     holds = f"holds {plural(expected, 'request')} of {memory.launch.context:,} tokens{between}{per}"

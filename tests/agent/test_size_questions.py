@@ -111,6 +111,34 @@ QUESTIONS = {
         ("--model", "google/gemma-3-27b-it", "--gpu", "a100-80gb", "--concurrency", "100", *CHAT),
         ["DOES NOT FIT: holds 1", "--tensor-parallel-size 4: ", r"\d+ replicas: 100"],
     ),
+    "TP 2 or two replicas for 4 requests/s": (
+        (*QWEN, "--gpu", "h200", *CHAT, "--rate", "4", "--slo-ttft", "2s", "--slo-itl", "50ms",
+         "--compare", "tp=2"),
+        [r"4 requests/s: \d+ GPUs \(\d+ replicas of 1\)\. FITS", r"as stated: .* USD/M; \d+ GPUs",
+         r"tp=2: .* USD/M; \d+ GPUs"],
+    ),
+    "does a 30B MoE in 4 bit fit on two 4090": (
+        ("qwen3-coder-30b-a3b-instruct", "2x4090", "--quantization", "awq"),
+        ["DOES NOT FIT: .* use --max-model-len 236816", "--max-num-seqs 16: 1; 2 GPUs"],
+    ),
+    "what context can I afford": (
+        ("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto", "--gpu", "l4"),
+        [r"FITS: holds 1 request of 32,\d+ tokens", r"auto: vLLM takes the 32,\d+ tokens"],
+    ),
+    "is speculation worth it": (
+        ("deepseek-ai/DeepSeek-V3", "8xh200", *CHAT, "--concurrency", "64", "--draft-model",
+         "mtp", "--num-speculative-tokens", "1", "--acceptance", "0.8"),
+        [r"as stated: \d+; ITL \d+ ms", r"without the draft: \d+; ITL \d+ ms"],
+    ),
+    "32 adapters": (
+        ("llama-3.1-8b-instruct", "h100", "--max-loras", "32", "--max-lora-rank", "64",
+         "--concurrency", "64", *CHAT),
+        ["FITS: holds", "--enable-lora --max-loras 32 --max-lora-rank 64"],
+    ),
+    "which users does an MI300X hold": (
+        (*QWEN, "--gpu", "mi300x", "--users", "100", *CHAT),
+        [r"100 users: 1 GPU \(1 replica of 1\)\. FITS: holds 1\d\d requests"],
+    ),
     "what does it cost": (
         (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "64"),
         [r"USD a year", r"USD per million output tokens"],
@@ -166,7 +194,7 @@ def test_targets_take_more_gpus_for_the_same_users_and_are_kept() -> None:
     assert bound["performance"]["itl_s"] <= 0.04 < free["performance"]["itl_s"]
     assert bound["cost"]["usd_per_year"] > free["cost"]["usd_per_year"]
     done = size(*asked, "--gpus", "2")
-    assert (done.returncode, "--users: set this or" in done.stderr) == (2, True)
+    assert (done.returncode, "set --concurrency in place of" in done.stderr) == (2, True)
 
 
 def test_a_launch_that_would_not_start_has_no_price() -> None:
@@ -206,3 +234,33 @@ def test_a_rate_that_is_not_served_exits_1() -> None:
     assert (status, answer["serves_peak"]) == (0, None)
     assert answer["fleet"]["deployed_instances"] == 4
     assert "NOT SERVED" not in size(*flags, "--usable-rps", "9").stdout
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        ("--rate", "6", "--slo-itl", "50ms"),
+        ("--slo-itl", "40ms", "--slo-ttft", "2s"),
+        ("--concurrency", "48"),
+    ],
+)
+def test_what_is_compared_has_the_figures_of_the_answer(load: tuple[str, ...]) -> None:
+    """A launch beside others is at the load that it is planned for, not at one request."""
+    flags = (*QWEN, "--gpu", "h200", *CHAT, *load, "--compare", "b200,quantization=fp8")
+    _, answer = document(*flags)
+    own = answer["compare"][0]
+    expected = answer["cost"]["usd_per_million_output_tokens"]
+    assert own["usd_per_million_output_tokens"] == pytest.approx(expected, rel=1e-3)
+    assert own["usd_per_hour"] * 8760 == pytest.approx(answer["cost"]["usd_per_year"], rel=1e-3)
+    for row, change in zip(answer["compare"][1:], (("b200",), ("h200", "fp8")), strict=True):
+        gpu, *scheme = change
+        quantized = ("--quantization", scheme[0]) if scheme else ()
+        _, alone = document(*QWEN, "--gpu", gpu, *CHAT, *load, *quantized)
+        expected = alone["cost"]["usd_per_million_output_tokens"]
+        assert row["usd_per_million_output_tokens"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_is_compared_says_where_it_misses() -> None:
+    flags = (*QWEN, "--gpu", "h200", *CHAT, "--rate", "2", "--slo-itl", "30ms")
+    text = size(*flags, "--compare", "l40s+tp=2").stdout
+    assert "l40s+tp=2 (misses the targets): " in text
