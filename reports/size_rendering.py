@@ -127,6 +127,7 @@ def _memory(answer: Size) -> dict[str, Any]:
         "kv_capacity_tokens": _whole(memory.logged_tokens),
         "kv_tokens_at_context": _whole(memory.held_tokens),
         "max_concurrency": asdict(memory.concurrency.map(lambda requests: round(requests, 3))),
+        "held_requests": asdict(memory.held.map(lambda requests: round(requests, 3))),
         "fits": answer.fits,
         "adapter_bytes_per_gpu": round(memory.adapter_bytes),
         "draft_bytes_per_gpu": round(memory.draft_bytes),
@@ -422,23 +423,25 @@ def _price(answer: Size) -> list[str]:
 
 def _verdict(answer: Size) -> str:
     memory, question = answer.memory, answer.question
-    concurrency = question.concurrency_per_engine
-    held = memory.concurrency
-    several = answer.fleet is not None and answer.fleet.deployed_instances > 1
-    per = " on each engine" if question.engines > 1 or several else ""
-    low, expected, high = (floor(value) for value in (held.low, held.expected, held.high))
+    engines, held = question.engines, memory.held
+    concurrency, seats = question.concurrency_per_engine * engines, memory.launch.seqs * engines
+    low, expected, high = (floor(each) * engines for each in (held.low, held.expected, held.high))
     between = f" ({low:,} to {high:,})" if low < high else ""
-    holds = f"holds {plural(expected, 'request')} of {memory.launch.context:,} tokens{between}{per}"
+    holds = f"holds {plural(expected, 'request')} of {memory.launch.context:,} tokens{between}"
+    if engines > 1:
+        holds += f" on {engines} engines together"
+    if answer.fleet is not None and answer.fleet.deployed_instances > question.replicas == 1:
+        holds = f"each replica {holds}"
     missed = ""
     if answer.meets_targets is False:
         missed = f"MISSES THE TARGETS: {'; '.join(answer.missed)}"
     elif answer.serves_peak is False:
         missed = "DOES NOT SERVE THE RATE"
     if answer.fits:
-        sure = memory.concurrency.low >= concurrency
-        queued, waits = concurrency - memory.launch.seqs, ""
+        sure = held.low >= question.concurrency_per_engine
+        queued, waits = concurrency - seats, ""
         if queued > 0:
-            waits = f"; runs {memory.launch.seqs:,} at once (max_num_seqs): {figure(queued)} of "
+            waits = f"; runs {seats:,} at once (max_num_seqs): {figure(queued)} of "
             waits += f"{figure(concurrency)} wait"
         fits = "FITS" if sure else "PROBABLY FITS"
         verdict = f"{fits} IN MEMORY, {missed}; {holds}" if missed else f"{fits}: {holds}"
@@ -603,6 +606,10 @@ def _speed(answer: Size) -> list[str]:
     concurrency, at_peak = answer.question.concurrency_per_engine, _at_peak(answer)
     if at_peak and answer.question.concurrency is None:
         return [*at_peak, *_usable(answer)]
+    engines, together = answer.question.engines, ""
+    if engines > 1:
+        together = f"; {engines} engines together: "
+        together += f"{number(speed.decode_tokens_per_s * engines)} output tokens/s"
     return [
         *at_peak,
         f"Predicted, not measured, for one engine at {figure(round(concurrency, 1))} "
@@ -610,7 +617,7 @@ def _speed(answer: Size) -> list[str]:
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
         f"{number(speed.decode_tokens_per_s)} output tokens/s and "
         f"{rate(speed.requests_per_s, 'requests')} with steady arrivals; bound by "
-        f"{speed.bound_by}",
+        f"{speed.bound_by}{together}",
         *_waves(answer, concurrency),
         *_usable(answer),
     ]
@@ -651,7 +658,9 @@ def _waves(answer: Size, concurrency: float) -> list[str]:
         for rounds in (1, _MANY_ROUNDS)
         if concurrency > 1 and (waves := answer.in_waves(rounds)) is not None
     ]
-    what = f"A benchmark that starts {figure(round(concurrency, 1))} at once (--max-concurrency): "
+    where = " on one engine" if answer.question.engines > 1 else ""
+    what = f"A benchmark that starts {figure(round(concurrency, 1))} at once{where} "
+    what += "(--max-concurrency): "
     many = f"; with {_MANY_ROUNDS} times as many prompts (--num-prompts): "
     return [what + many.join(figures)] if figures else []
 

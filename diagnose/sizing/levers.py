@@ -58,7 +58,7 @@ class Lever(Struct, frozen=True):
         """Requests that all engines hold; 0 if vLLM would not start."""
         if not self.memory.starts:
             return 0.0
-        return self.memory.concurrency.expected * self.question.engines
+        return self.memory.held.expected * self.question.engines
 
     @property
     def fits(self) -> bool:
@@ -109,7 +109,7 @@ def as_sized(name: str, answer: Size) -> Lever:
 def holds_few(answer: Size) -> bool:
     """Whether the launch does not fit, may not, or holds only a few requests."""
     least = max(answer.question.concurrency_per_engine, _FEW_REQUESTS)
-    return not answer.fits or answer.memory.concurrency.low < least
+    return not answer.fits or answer.memory.held.low < least
 
 
 def levers(answer: Size) -> tuple[Lever, ...]:
@@ -124,7 +124,7 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     is_logged = launch.kv_cache_memory_bytes is None and launch.available_kv_bytes is not None
     if launch.gpu is None or is_logged:
         return ()
-    held = before.concurrency.expected * question.engines if before.starts else 0.0
+    held = before.held.expected * question.engines if before.starts else 0.0
     better = [
         lever
         for change, changed in _changes(answer)
@@ -179,7 +179,7 @@ def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
         yield f"{TENSOR_SPLIT} {tensor}{stages}", replace(question, launch=split)
     if answer.memory.starts:
         wanted = (question.concurrency or 0.0) / parallel.data
-        more = max(question.replicas + 1, ceil(wanted / answer.memory.concurrency.expected))
+        more = max(question.replicas + 1, ceil(wanted / answer.memory.held.expected))
         yield f"{more} replicas", replace(question, replicas=more)
     if launch.available_kv_bytes is not None:
         computed = replace(launch, kv_cache_memory_bytes=None, available_kv_bytes=None)

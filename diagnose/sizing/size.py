@@ -9,10 +9,9 @@ from math import ceil, floor
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, SEATS, STEP_TOKENS
+from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, SEATS
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.layers import SlidingStates
 from kneewatch.diagnose.sizing.arithmetic import Sheet, gigabytes
 from kneewatch.diagnose.sizing.launch_notes import launch_doubts, launch_notes
 from kneewatch.diagnose.sizing.memory.budget import (
@@ -61,6 +60,8 @@ _TIGHT_RATIO = 0.99
 _OLDEST = (0, 6, 0)
 _MOST_RANKS = 8
 _MOST_KV_RATIO = 0.9
+# A chosen max_model_len is at least this many times the mean request.
+_ROOM_FOR_LONGER = 4
 
 
 def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
@@ -107,7 +108,7 @@ def memory_notes(
 ) -> Iterator[str]:
     """Doubts about what fits into memory, if each engine should hold `concurrency` requests."""
     yield from _sources(answer)
-    launch, held, layout = answer.launch, answer.concurrency, answer.layout
+    launch, held, layout = answer.launch, answer.held, answer.layout
     failure = start_failure(answer, fewest)
     if failure:
         yield failure
@@ -126,7 +127,7 @@ def memory_notes(
             f"fewer blocks for the states of running requests; sized with {launch.seqs}"
         )
     if launch.draft is not None:
-        undrafted = memory(replace(launch, draft=None)).concurrency.expected
+        undrafted = memory(replace(launch, draft=None)).held.expected
         yield (
             f"the draft takes KV cache memory: {figure(held.expected)} requests fit with it, "
             f"{figure(undrafted)} without"
@@ -188,10 +189,11 @@ def _sources(answer: Memory) -> Iterator[str]:
         yield "memory overhead above TP 8 is extrapolated, not measured"
     if launch.weights_bytes is not None and (launch.adapters or launch.draft):
         yield "adapters and draft model are added to the stated weights"
-    if any(isinstance(part.kind, SlidingStates) for part in launch.model.layers):
+    if launch.slack is None and floor(answer.held.expected) > floor(answer.concurrency.expected):
         yield (
-            "concurrent requests are counted as in vLLM's start-up line, with all of them in "
-            f"prefill: a smaller {STEP_TOKENS} holds more"
+            f"vLLM will log a maximum concurrency of {figure(answer.concurrency.expected)} for "
+            f"{launch.context:,} tokens: it counts every request in prefill. In decode a request "
+            "keeps only its window in sliding-window layers"
         )
     copied_ratio = second_copy_ratio(launch)
     if copied_ratio:
@@ -251,6 +253,12 @@ def load_notes(
 ) -> Iterator[str]:
     """Doubts about the load, and the reason if no fleet was sized."""
     has_target = question.targets.are_set
+    longest, own = question.launch.longest_tokens, question.launch.model.max_context_tokens
+    if question.users is not None and starts and longest < own:
+        yield (
+            f"vLLM refuses requests of more than {longest:,} tokens ({LONGEST_TOKENS}): one of "
+            f"the model's {own:,} tokens needs more GPUs"
+        )
     if source == "predicted":
         yield ("usable requests/s are predicted, not measured: run a benchmark before you buy")
     if predicted is not None and has_target:
@@ -449,30 +457,45 @@ def size(question: Question) -> Size:
 def for_users(question: Question, users: int, tensor_parallel: Sequence[int]) -> Question:
     """The question with as many replicas as serve these users at once, within the targets.
 
-    Of the tensor-parallel sizes, the one that takes the fewest GPUs, the smaller first. If none
-    serves anybody, the question has one replica, whose answer says why.
+    Of the tensor-parallel sizes, the one that takes the fewest GPUs, the smaller first. A shorter
+    max_model_len is chosen where it saves GPUs and leaves room for much longer requests than the
+    mean. If none serves anybody, the question has one replica, whose answer says why.
 
     Raises:
         SizingError: an input is invalid; the error has its name.
     """
     base = replace(question, users=users, replicas=1, concurrency=users)
     check_question(base)
-    splits: list[Question] = []
+    splits: list[tuple[int, bool, Question]] = []
     for tensor in tensor_parallel:
         parallel = replace(base.launch.parallel, tensor=tensor)
-        split = replace(base, launch=replace(base.launch, parallel=parallel))
         # A size that does not divide the attention heads is no choice.
         with suppress(SizingError):
+            split = _starting(replace(base, launch=replace(base.launch, parallel=parallel)))
             if served := _served(split):
-                splits.append(replace(split, replicas=ceil(users / served)))
-    return min(splits, key=lambda split: split.replicas * split.launch.parallel.gpus, default=base)
+                split = replace(split, replicas=ceil(users / served))
+                is_shorter = split.launch.max_model_len != base.launch.max_model_len
+                splits.append((split.replicas * parallel.gpus, is_shorter, split))
+    return min(splits, key=lambda split: split[:2], default=(0, False, base))[2]
+
+
+def _starting(question: Question) -> Question:
+    """The question with the longest max_model_len that fits, where none is stated and vLLM does not
+    start with its default."""
+    answer = memory(at_lengths(question))
+    longest, launch = answer.longest_that_fits, question.launch
+    stays = launch.max_model_len is not None or answer.holds_one
+    if stays or longest < _ROOM_FOR_LONGER * answer.launch.context:
+        return question
+    return replace(question, launch=replace(launch, max_model_len=longest))
 
 
 def _served(question: Question) -> int:
-    """Users that one replica surely holds, at most max_num_seqs an engine, within the targets."""
+    """Users that one replica surely holds, at most max_num_seqs an engine, within the targets; 0 if
+    vLLM would not start."""
     launch = at_lengths(question)
     answer = memory(launch)
-    served = floor(min(answer.concurrency.low, launch.seqs))
+    served = floor(min(answer.held.low, launch.seqs)) if answer.starts else 0
     loop = loop_of(replace(question, launch=launch), answer) if served >= 1 else None
     if loop is not None and question.targets.are_set:
         served = within_targets(question, loop, served).concurrency
@@ -500,7 +523,7 @@ def held_to_plan(question: Question, answer: Memory) -> float:
 
 def held(answer: Memory, mean_tokens: float) -> float:
     """Requests of this mean length that the KV cache holds."""
-    return answer.layout.concurrency(answer.available_bytes.expected, max(int(mean_tokens), 1))
+    return answer.layout.held(answer.available_bytes.expected, max(int(mean_tokens), 1))
 
 
 def usable_limit(held_mean: float, seqs: int) -> int:

@@ -109,7 +109,7 @@ QUESTIONS = {
     ),
     "100 users of a vision model": (
         ("--model", "google/gemma-3-27b-it", "--gpu", "a100-80gb", "--concurrency", "100", *CHAT),
-        ["DOES NOT FIT: holds 1", "--tensor-parallel-size 4: ", r"\d+ replicas: 100"],
+        ["DOES NOT FIT: holds 2", "--tensor-parallel-size 2: ", r"\d+ replicas: 1\d\d"],
     ),
     "TP 2 or two replicas for 4 requests/s": (
         (*QWEN, "--gpu", "h200", *CHAT, "--rate", "4", "--slo-ttft", "2s", "--slo-itl", "50ms",
@@ -264,3 +264,24 @@ def test_what_is_compared_says_where_it_misses() -> None:
     flags = (*QWEN, "--gpu", "h200", *CHAT, "--rate", "2", "--slo-itl", "30ms")
     text = size(*flags, "--compare", "l40s+tp=2").stdout
     assert "l40s+tp=2 (misses the targets): " in text
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_few_users_take_one_small_gpu_with_a_shorter_context(users: int) -> None:
+    text = size("qwen3-8b", "l4", "--users", str(users), *CHAT, "--explain").stdout
+    assert f"{users} user{'s' * (users > 1)}: 1 GPU (1 replica of 1). FITS" in text
+    assert re.search(r"run: vllm serve Qwen/Qwen3-8B --max-model-len 2\d{4}\n", text)
+    assert "vLLM refuses requests of more than 2" in " ".join(text.split())
+
+
+def test_engines_of_one_answer_are_counted_together() -> None:
+    asked = ("qwen3-32b", "h100", "--tp", "2", *CHAT)
+    alone, together = (
+        " ".join(size(*asked, *more).stdout.split())
+        for more in (("--gpus", "2"), ("--gpus", "8", "--concurrency", "4"))
+    )
+    (each,), (of_all,) = (re.findall(r"holds (\d+) requests", text) for text in (alone, together))
+    assert int(of_all) == 4 * int(each)
+    assert f"holds {of_all} requests of 2,500 tokens" in together
+    assert "on 4 engines together" in together
+    assert "4 engines together: " in together.split("for one engine at 1 request")[1]

@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +79,55 @@ def _outcome(census: Sequence[LayerFacts], name: str, stated: Mapping[str, Any])
         "request_blocks": sum(_held(group, config) for group in groups),
         "tokens": tokens,
         "concurrency": requests,
+        **_served(config, cache_configs[0], case),
     }
+
+
+# Of the lengths of a case's requests: a window's start in its block differs from one to the next.
+_SPREAD_TOKENS = 64
+
+
+def _served(config: Foreign, cache: Foreign, case: Mapping[str, Any]) -> dict[str, int]:
+    """How many requests vLLM's cache manager admits, each in decode when the next is admitted.
+
+    Of the cases with a small cache, whose layers have windows and no recurrent states.
+    """
+    names = {type(group.kv_cache_spec).__name__ for group in cache.kv_cache_groups}
+    windowed = any(name.startswith("SlidingWindow") for name in names)
+    if not windowed or "MambaSpec" in names or case["available_gib"] == DEFAULTS["available_gib"]:
+        return {}
+    blocks = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
+    manager = import_module("vllm.v1.core.kv_cache_manager").KVCacheManager(
+        cache,
+        max_model_len=case["max_model_len"],
+        max_in_flight_tokens=config.max_in_flight_tokens,
+        enable_caching=False,
+        scheduler_block_size=lcm(*blocks),
+        hash_block_size=min(blocks),
+    )
+    admitted = 0
+    while _decodes(manager, case, admitted):
+        admitted += 1
+    return {"served": admitted}
+
+
+def _decodes(manager: Foreign, case: Mapping[str, Any], number: int) -> bool:
+    """Whether the request is admitted; it is then prefilled in whole steps and starts to decode."""
+    batches = case["batches_in_flight"]
+    length = case["max_model_len"] - batches - number % _SPREAD_TOKENS
+    params = import_module("vllm.sampling_params").SamplingParams()
+    request = import_module("vllm.v1.request").Request(str(number), [0] * length, params, None)
+    while request.num_computed_tokens < length:
+        step = min(case["max_num_batched_tokens"], length - request.num_computed_tokens)
+        first = request.num_computed_tokens == 0
+        if manager.allocate_slots(request, step, full_sequence_must_fit=first) is None:
+            return False
+        request.num_computed_tokens += step
+    for _ in range(batches):
+        manager.allocate_slots(request, 1)
+        request.num_computed_tokens += 1
+        request.num_in_flight_tokens = min(request.num_in_flight_tokens + 1, batches - 1)
+    return True
 
 
 def _tokens(group: Foreign) -> int:

@@ -49,8 +49,8 @@ class Memory(Struct, frozen=True):
     - `weights_bytes`: everything that vLLM logs as loaded: the model, `adapter_bytes`,
       `draft_bytes` and the launch's `added_bytes`.
     - `logged_tokens`: what this vLLM version logs as "GPU KV cache size".
-    - `held_tokens`: tokens that the cache can hold if every request has the context's length.
-    - `concurrency`: the number of such requests.
+    - `concurrency`: requests of the context's length that fit at once, as vLLM logs at start-up.
+    - `held_tokens`: their tokens.
     - `refused_seqs`: the default max_num_seqs, if vLLM would refuse it and `launch` has another.
     - `room_bytes`: the largest KV cache that the whole GPU has room for, if a flag states its size.
     """
@@ -68,6 +68,13 @@ class Memory(Struct, frozen=True):
     draft_bytes: float = 0.0
     refused_seqs: int = 0
     room_bytes: float = inf
+
+    @property
+    def held(self) -> Range:
+        """Requests of the context's length that run at once: more than `concurrency` where layers
+        have windows."""
+        context = self.launch.context
+        return self.available_bytes.map(lambda free_bytes: self.layout.held(free_bytes, context))
 
     @property
     def starts(self) -> bool:
@@ -115,7 +122,7 @@ class Memory(Struct, frozen=True):
 
     def fits(self, concurrency: float = 1.0) -> bool:
         """Whether vLLM starts and holds this many requests of the context's length."""
-        return self.starts and self.concurrency.expected >= concurrency
+        return self.starts and self.held.expected >= concurrency
 
 
 _SEQS_CHECKED = (0, 20, 0)
@@ -170,6 +177,7 @@ def _laid_out(launch: Launch) -> KvLayout:
     if launch.draft is not None:
         layers = (*layers, *draft_layers(launch.draft, launch.parallel))
         drafted = launch.draft.tokens
+    batches = taken.batches_in_flight(launch.parallel.pipeline)
     return _layout_of(
         _in_records_of(launch.gpu, layers),
         KvSettings(
@@ -178,8 +186,8 @@ def _laid_out(launch: Launch) -> KvLayout:
             decode_context_parallel=launch.decode_context_parallel,
             kv_format=kv_format(launch.kv_cache_dtype),
             block_tokens=launch.block_tokens,
-            in_flight_tokens=launch.batched_tokens
-            * taken.batches_in_flight(launch.parallel.pipeline),
+            in_flight_tokens=launch.batched_tokens * batches,
+            decode_tokens=(1 + drafted) * batches,
             hybrid_pool=launch.hybrid_pool and taken.hybrid_pool,
             padded_latent=taken.padded_latent,
             indexed_format=indexed_format(launch),
@@ -296,8 +304,8 @@ def memory(launch: Launch) -> Memory:
     context = launch.context
     blocks, request = available.map(layout.blocks), layout.request_blocks(context)
     concurrency = blocks.map(lambda count: count / request)
-    held = concurrency.map(lambda requests: int(requests * context))
-    logged = held
+    tokens = concurrency.map(lambda requests: int(requests * context))
+    logged = tokens
     if not launch.defaults.capacity_by_context:
         logged = available.map(layout.tokens_of_blocks)
     beside_bytes = adapters + draft + launch.added_bytes
@@ -309,7 +317,7 @@ def memory(launch: Launch) -> Memory:
         overhead=overhead,
         available_bytes=available,
         logged_tokens=logged,
-        held_tokens=held,
+        held_tokens=tokens,
         concurrency=concurrency,
         adapter_bytes=adapters,
         draft_bytes=draft,
@@ -373,9 +381,9 @@ def fewest_gpus(launch: Launch, *, concurrency: float) -> FewestGpus:
             continue
         longest = answer.layout.request_blocks(plain.longest_tokens)
         for bound, free_bytes, requests in (
-            ("low", answer.available_bytes.high, answer.concurrency.high),
-            ("expected", answer.available_bytes.expected, answer.concurrency.expected),
-            ("high", answer.available_bytes.low, answer.concurrency.low),
+            ("low", answer.available_bytes.high, answer.held.high),
+            ("expected", answer.available_bytes.expected, answer.held.expected),
+            ("high", answer.available_bytes.low, answer.held.low),
         ):
             if answer.layout.blocks(free_bytes) > longest and requests >= concurrency:
                 by_bound.setdefault(bound, spread)

@@ -44,6 +44,7 @@ class KvSettings(Struct, frozen=True):
 
     - `block_tokens`: None means vLLM's own choice.
     - `in_flight_tokens`: the token budget times the batches in flight.
+    - `decode_tokens`: tokens in flight of a request that decodes.
     - `hybrid_pool`: False stores the whole context for every layer
       (`--disable-hybrid-kv-cache-manager`, and versions before the shared pool).
     - `state_blocks`: blocks of a recurrent layer per request: 1, or 2 with prefix caching
@@ -60,6 +61,7 @@ class KvSettings(Struct, frozen=True):
     kv_format: KvFormat = PLAIN
     block_tokens: int | None = None
     in_flight_tokens: int = 8192
+    decode_tokens: int = 2
     hybrid_pool: bool = True
     padded_latent: bool = False
     indexed_format: KvFormat | None = None
@@ -205,7 +207,8 @@ def _aligned_block(kinds: Sequence[Layers], settings: KvSettings) -> int:
 # vLLM keeps one pool of blocks. Layers are put into groups of equally many layers of one kind; a
 # block of the pool is one page in each layer of a group, so a block of any group weighs the same.
 # A request takes blocks of every group: for its whole context where attention is full, for the
-# window and the tokens in flight where it slides, one state where it is recurrent.
+# window and the tokens in flight where it slides, one state where it is recurrent. In prefill a
+# whole step's tokens are in flight, in decode one a step: blocks that leave the window are freed.
 #
 # Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py (0.32), whose outcomes
 # are recorded in tests/fixtures/kvlayout; guide 2.2, 7.1.
@@ -233,6 +236,8 @@ class LayerGroup(Struct, frozen=True):
 
 BLOCKS = "max(floor({available KV cache:GiB} / ({page: B} x {layers per group})), 0)"
 """Blocks that fit, including the null block that vLLM keeps for itself."""
+SERVED = "({blocks} - {more blocks in prefill}) / {blocks in decode}"
+"""Requests that run at once, one of them in prefill."""
 
 
 class KvLayout(Struct, frozen=True, dict=True):
@@ -266,25 +271,54 @@ class KvLayout(Struct, frozen=True, dict=True):
 
     @cached_property
     def request_formula(self) -> str:
-        """Most blocks that a request can occupy, with the quantities of `request_quantities`."""
+        """Most blocks that a request can occupy, in prefill, with `request_quantities`."""
         return " + ".join(_group_formula(group, self.settings) for group in self.groups)
 
-    def request_quantities(self, context_tokens: int) -> tuple[int, ...]:
-        tokens = {"context": context_tokens, "tokens in flight": self.settings.in_flight_tokens}
-        return tuple(tokens[name] for name in names_of(self.request_formula))
+    @cached_property
+    def decode_formula(self) -> str:
+        """Blocks of a request in decode, with its `request_quantities`."""
+        return " + ".join(
+            _group_formula(group, self.settings, decodes=True) for group in self.groups
+        )
+
+    def request_quantities(self, formula: str, context_tokens: int) -> tuple[int, ...]:
+        tokens = {
+            "context": context_tokens,
+            "tokens in flight": self.settings.in_flight_tokens,
+            "decoded in flight": self.settings.decode_tokens,
+        }
+        return tuple(tokens[name] for name in names_of(formula))
 
     def request_blocks(self, context_tokens: int) -> int:
         """Most KV blocks that a request of this length can occupy."""
-        quantities = self.request_quantities(context_tokens)
-        return int(compiled(self.request_formula)(*quantities))
+        return int(self._evaluated(self.request_formula, context_tokens))
+
+    def decode_blocks(self, context_tokens: int) -> float:
+        """Mean KV blocks of a request of this length while it decodes."""
+        return self._evaluated(self.decode_formula, context_tokens)
+
+    def _evaluated(self, formula: str, context_tokens: int) -> float:
+        return compiled(formula)(*self.request_quantities(formula, context_tokens))
 
     def request_bytes(self, context_tokens: int) -> float:
         """Most bytes that a request of this length can occupy on one GPU."""
         return self.request_blocks(context_tokens) * self.block_bytes
 
     def concurrency(self, available_bytes: float, context_tokens: int) -> float:
-        """How many requests of this length fit at once, as vLLM logs at start-up."""
+        """How many requests of this length fit at once, all in prefill: vLLM's start-up figure."""
         return self.blocks(available_bytes) / self.request_blocks(context_tokens)
+
+    def held(self, available_bytes: float, context_tokens: int) -> float:
+        """How many requests of this length run at once: one in prefill, the others in decode.
+
+        vLLM admits a request when its blocks in prefill are free. Without windows, this is the
+        start-up figure.
+        """
+        blocks, prefill = self.blocks(available_bytes), self.request_blocks(context_tokens)
+        if self.decode_formula == self.request_formula:
+            return blocks / prefill
+        decode = self.decode_blocks(context_tokens)
+        return max(compiled(SERVED)(blocks, prefill - decode, decode), blocks / prefill)
 
     def tokens_of_blocks(self, available_bytes: float) -> int:
         """The tokens that vLLM before 0.20.2 logs as "GPU KV cache size".
@@ -299,8 +333,8 @@ class KvLayout(Struct, frozen=True, dict=True):
         return self.blocks(available_bytes) // groups * block * parallel
 
 
-def _group_formula(group: LayerGroup, settings: KvSettings) -> str:
-    """Most blocks that a request can occupy in these groups."""
+def _group_formula(group: LayerGroup, settings: KvSettings, *, decodes: bool = False) -> str:
+    """Most blocks that a request can occupy in these groups; in decode, its mean blocks."""
     kind, tokens = group.kind, group.block_tokens
     if isinstance(kind, _GROWING):
         need = f"ceil({{context}} / {tokens * settings.decode_context_parallel})"
@@ -310,6 +344,9 @@ def _group_formula(group: LayerGroup, settings: KvSettings) -> str:
         held = f"min({kind.window_tokens} - 1 + {{tokens in flight}}, {{context}})"
         # A window rarely starts where a block does: one block more.
         need = f"(ceil({held} / {tokens}) + 1)"
+        if decodes:
+            held = f"({kind.window_tokens} - 2 + {{decoded in flight}})"
+            need = f"min({held} / {tokens} + 1, ceil({{context}} / {tokens}))"
     else:
         need = f"{settings.state_blocks}"
     return f"{group.groups} x {need}"

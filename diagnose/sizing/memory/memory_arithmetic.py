@@ -19,6 +19,7 @@ from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, evaluated, gibibyt
 from kneewatch.diagnose.sizing.memory.budget import AVAILABLE, Memory, kv_layout_of
 from kneewatch.diagnose.sizing.memory.kv_cache import (
     BLOCKS,
+    SERVED,
     KvSettings,
     LayerGroup,
     row_arithmetic,
@@ -194,7 +195,7 @@ def _token(sheet: Sheet, group: LayerGroup, settings: KvSettings) -> None:
 
 
 def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
-    layout, context, held = answer.layout, answer.launch.context, answer.concurrency
+    layout, context, most = answer.layout, answer.launch.context, answer.concurrency
     growing = [g for g in layout.groups if not isinstance(g.kind, SlidingStates)]
     block_tokens = min(group.block_tokens for group in growing)
     blocks = sheet.line(
@@ -211,13 +212,29 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
     request = sheet.line(
         f"Blocks per request of {context:,} tokens",
         layout.request_formula,
-        layout.request_quantities(context),
+        layout.request_quantities(layout.request_formula, context),
         source=_POOL_SOURCE,
     )
     sheet.line(
         "Concurrent requests",
         "{blocks} / {blocks per request}",
         (blocks, request),
-        result=f"{{}} ({figure(held.low)} to {figure(held.high)})",
+        result=f"{{}} ({figure(most.low)} to {figure(most.high)})",
         source="vLLM's start-up line",
+    )
+    if layout.decode_formula == layout.request_formula:
+        return
+    decode = sheet.line(
+        f"Blocks per request of {context:,} tokens in decode",
+        layout.decode_formula,
+        layout.request_quantities(layout.decode_formula, context),
+        source="blocks outside the window are freed: vllm/v1/core/kv_cache_manager.py",
+    )
+    held = answer.held
+    sheet.line(
+        "Requests that run at once",
+        SERVED,
+        (blocks, request - decode, decode),
+        result=f"{{}} ({figure(held.low)} to {figure(held.high)})",
+        source="one in prefill, the others in decode",
     )

@@ -198,7 +198,7 @@ def kv_step(pool: Pool, baseline: Serving, *, kv_cache_dtype: str) -> PlanStep:
     prefix, replica = stored_prefixes(pool, serving(pool, launch))
     offload = _offload(pool, replica)
     cached = "prefix caching on, " if pool.profile.prefix or pool.profile.session else ""
-    before, after = (state.memory.concurrency.expected for state in (baseline, replica))
+    before, after = (state.memory.held.expected for state in (baseline, replica))
     labels = [kv_format(dtype).label for dtype in (kv_cache_dtype, baseline.launch.kv_cache_dtype)]
     step = PlanStep(
         number=8,

@@ -85,7 +85,7 @@ class Serving(Struct, frozen=True, kw_only=True):
         if self.pool.phase == "prefill":
             return engines
         free = self.memory.available_bytes.expected - self.stored_bytes
-        held = self.memory.layout.concurrency(free, self.launch.context)
+        held = self.memory.layout.held(free, self.launch.context)
         return max(min(int(held), self.launch.seqs), 0) * engines
 
 

@@ -259,7 +259,7 @@ def parallel_step(
             "allreduce_ratio_predicted": decode.interconnect_s / decode.total_s,
             "pipeline_bubble_ratio": bubble_ratio,
             "kv_available_bytes_per_gpu": replica.memory.available_bytes.expected,
-            "kv_concurrency_at_p95": replica.memory.concurrency.expected,
+            "kv_concurrency_at_p95": replica.memory.held.expected,
         },
         notes=list(notes),
         tier=pool.name,

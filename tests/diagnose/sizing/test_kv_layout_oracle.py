@@ -81,6 +81,7 @@ def layout_of(case: Facts) -> KvLayout:
             kv_format=kv_format(stated["kv_cache_dtype"]),
             block_tokens=stated["block_tokens"],
             in_flight_tokens=stated["max_num_batched_tokens"] * stated["batches_in_flight"],
+            decode_tokens=stated["batches_in_flight"],
             hybrid_pool=stated["hybrid_pool"],
             state_blocks=VERSION.state_blocks if aligned else 1,
             latent_hybrid_tokens=VERSION.latent_hybrid_tokens,
@@ -122,6 +123,15 @@ def test_blocks_groups_and_capacity_are_those_of_vllm(case: Facts) -> None:
     free_bytes = int(stated["available_gib"] * GIB)
     requests = layout_of(case).concurrency(free_bytes, stated["max_model_len"])
     assert requests == pytest.approx(case["concurrency"], rel=1e-9)
+
+
+@pytest.mark.parametrize("case", [case for case in STARTED if "served" in case], ids=title)
+def test_requests_that_run_at_once_are_those_that_vllms_manager_admits(case: Facts) -> None:
+    stated = settings_of(case)
+    free_bytes, longest = int(stated["available_gib"] * GIB), stated["max_model_len"]
+    # The recorded requests are 2 to 65 tokens shorter.
+    held = layout_of(case).held(free_bytes, longest - 34)
+    assert case["served"] <= held < case["served"] + 1.05
 
 
 @pytest.mark.parametrize("case", [case for case in STARTED if not exact(case)], ids=title)

@@ -165,7 +165,7 @@ def test_a_launch_on_two_gpus_is_not_told_to_use_two(fewest: int, gpus: str) -> 
     assert f"split the model over {gpus} GPUs" in why
 
 
-def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
+def test_a_token_budget_changes_vllms_start_up_figure_not_the_load_that_runs() -> None:
     launch = replace(
         LLAMA_8B,
         model=model("deepseek-ai/DeepSeek-V4-Flash"),
@@ -178,8 +178,11 @@ def test_compressed_attention_holds_more_with_a_smaller_token_budget() -> None:
     usual = memory(launch)
     smaller = memory(replace(launch, max_num_batched_tokens=2048))
     assert smaller.concurrency.expected > 1.5 * usual.concurrency.expected
-    assert any("--max-num-batched-tokens holds more" in note for note in memory_notes(usual, 1))
-    assert not any("compressors" in note for note in memory_notes(memory(LLAMA_8B), 1))
+    assert smaller.held.expected == pytest.approx(usual.held.expected, rel=0.1)
+    assert usual.held.expected > 5 * usual.concurrency.expected
+    assert any("counts every request in prefill" in note for note in memory_notes(usual, 1))
+    assert not any("in prefill" in note for note in memory_notes(memory(LLAMA_8B), 1))
+    assert memory(LLAMA_8B).held == memory(LLAMA_8B).concurrency
 
 
 def test_available_kv_is_what_vllm_logged() -> None:
