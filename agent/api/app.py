@@ -312,12 +312,15 @@ def make_app(service: Service) -> FastAPI:
     )
     fleet_past = None
     if service.fleet is not None:
-        from kneewatch.agent.api.fleet import FleetAnswers, FleetPast  # here: few daemons watch one
+        from kneewatch.agent.api.fleet import (
+            FleetPast,
+            fleet_answers,
+        )  # here: few daemons watch one
 
         docs_url = service.settings.docs_url or OWN_DOCS
         fleet_past = FleetPast(service.fleet.at)
-        fleet = FleetAnswers(service.fleet, fleet_past, service.clock, docs_url)
-        app.serve("/api/v1/fleet", fleet.answer)
+        answers = fleet_answers(service.fleet, fleet_past, service.clock, docs_url)
+        app.serve("/api/v1/fleet", answers)
     routes = Routes(service, fleet_past)
     app.serve("/healthz", routes.healthz, any_parameter=True)
     app.serve("/readyz", routes.readyz)

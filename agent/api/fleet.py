@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -198,16 +198,13 @@ def _labels(of: TierVerdict | EngineVerdict) -> tuple[str, str, str]:
 # --- The endpoint ---------------------------------------------------------------------------------
 
 
-class FleetAnswers:
-    """The newest verdict as text, JSON and Markdown; browsers are sent to the triage page."""
-
-    def __init__(
-        self, watch: FleetWatch, past: FleetPast, now_s: Callable[[], float], docs_url: str
-    ) -> None:
-        self._watch, self._past, self._now_s, self._docs_url = watch, past, now_s, docs_url
+def fleet_answers(
+    watch: FleetWatch, past: FleetPast, clock: Callable[[], float], docs_url: str
+) -> Callable[..., Awaitable[Response]]:
+    """The endpoint: the newest verdict as text, JSON and Markdown; browsers are sent to the triage
+    page."""
 
     async def answer(
-        self,
         request: Request,
         at: str | None = None,
         format: str | None = None,
@@ -217,23 +214,25 @@ class FleetAnswers:
         that each tier needs. `health` is unknown while the metrics system does not answer. With
         `at`, the metrics system is queried for that moment: one query at a time, cached for 60
         s."""
-        now_s = self._now_s()
+        now_s = clock()
         form = form_of(format, request.headers.get("accept"), TRIAGE_FORMS)
         if since:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, SINCE)
         if form == HTML:
             return to_page(request, "")
-        state = self._watch.state
+        state = watch.state
         if at:
-            past = (await self._past.at(moment("at", at, now_s=now_s))).verdict
-            body = await run_in_threadpool(_rendered, form, state, past, self._docs_url, past=True)
+            then = (await past.at(moment("at", at, now_s=now_s))).verdict
+            body = await run_in_threadpool(_rendered, form, state, then, docs_url, past=True)
             return Response(body, media_type=MEDIA_TYPES[form])
         verdict = state.current(now_s)
         if verdict is None:
             why = f"the fleet's state is unknown: {state.why_unknown(now_s)}"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, clean(why))
-        body = await run_in_threadpool(_rendered, form, state, verdict, self._docs_url)
+        body = await run_in_threadpool(_rendered, form, state, verdict, docs_url)
         return Response(body, media_type=MEDIA_TYPES[form])
+
+    return answer
 
 
 def _rendered(

@@ -238,12 +238,13 @@ def renderer(
     `docs_url`."""
     if form == "json":
         return render_json
-    from kneewatch.reports.weekly import page  # here: JSON needs no charts
-
     if in_brief:
         return partial(schedule.summary, form=form)
-    render = page.render_markdown if form == "markdown" else page.render
-    return partial(render, docs_url=docs_url)
+    # Here: JSON needs no charts.
+    from kneewatch.reports.weekly.page.html import render
+    from kneewatch.reports.weekly.page.markdown import render_markdown
+
+    return partial(render_markdown if form == "markdown" else render, docs_url=docs_url)
 
 
 def status(report: WeeklyReport) -> int:
