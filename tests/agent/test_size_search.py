@@ -53,9 +53,15 @@ def drawn(seed: int) -> list[str]:
     return flags
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_text_json_command_and_list_agree(seed: int) -> None:
-    flags = drawn(seed)
+# Its ITL target is assumed: 13 replicas stood beside 15.
+ASSUMED_ITL = [
+    *("--model", "Qwen/Qwen3-32B", "--gpu", "mi300x", "--search", "--rate", "40"),
+    *("--input-tokens", "2000", "--output-tokens", "500", "--slo-ttft", "5s"),
+]
+
+
+@pytest.mark.parametrize("flags", [*map(drawn, range(12)), ASSUMED_ITL], ids=str)
+def test_text_json_command_and_list_agree(flags: list[str]) -> None:
     status, answer = document(*flags)
     done = size(*flags, brief=True)
     assert done.returncode == status, done.stderr
