@@ -650,25 +650,24 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
 def _refuse_unreadable(launch: CommandLine) -> None:
     for name, flag in VLLM.items():
         text = launch.text(name)
-        # -1 is like auto: the longest context that fits.
-        if text is None or (name, text) == (LONGEST_TOKENS, "-1"):
+        # Templates of a manifest say nothing; -1 is like auto, the longest context that fits.
+        if text is None or text.startswith("{{") or (name, text) == (LONGEST_TOKENS, "-1"):
             continue
         is_number = flag.kind in ("count", "number", "gib")
         choices = flag.choices.split()
         if (
             (is_number and launch.unreadable(name))
-            or (choices and text not in choices)
-            or (text and text.startswith("{") and not _is_json(text))
+            or (choices and text.lower() not in choices)
+            or (text.startswith("{") and not _is_json(text))
         ):
             raise SizingError(f"vLLM refuses {text!r}", name=flag.parameter, choices=choices)
 
 
 def _is_json(text: str) -> bool:
-    """Whether it is JSON, or a template of a manifest."""
     with suppress(ValueError):
         orjson.loads(text)
         return True
-    return text.startswith("{{")
+    return False
 
 
 def _listed(text: str) -> str:

@@ -125,7 +125,7 @@ LARGEST = 2.0**53
 def number_of(text: str) -> float | None:
     """A flag's value as a number (4k and 4K are accepted); None if it is none."""
     # More digits than a float holds would not even convert.
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgG]?)", text)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})([kKmMgG]?)", text)
     if match is None:
         return None
     value = float(match[1]) * MULTIPLES.get(match[2], 1)
