@@ -291,7 +291,7 @@ def observe(
         window_s=scope.window_s,
         values={key: {**own, **ages.get(key, {})} for key, own in observed.values.items()},
         verdicts=verdicts_of(judged),
-        configs={key: engine.config for key, engine in judged.items()},
+        configs={key: engine.reader.config for key, engine in judged.items()},
         past=past,
         restarted=engines.restarted((*members, *observed.stopped), at_s),
         failed={name: str(error) for name, error in log.failed.items()},

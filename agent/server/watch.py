@@ -198,7 +198,7 @@ class ServerWatch:
         judged the page of `t_s`. `gpus` are the target's GPUs."""
         if self._settings_s is None:
             self._settings_s = t_s
-        engines = [engine for engine in monitor.engines if engine.last_s == t_s]
+        engines = [engine for engine in monitor.engines if engine.reader.last_s == t_s]
         if monitor.last_error is not None or not engines:
             return
         restarted = any(engine.restart is not None for engine in engines)
@@ -214,7 +214,7 @@ class ServerWatch:
         if self._host is not None:
             monitor.set_host(self._host.read())
         self._read_log_facts(t_s, restarted=restarted)
-        config = next((e.config for e in engines if e.config), dict[str, str]())
+        config = next((e.reader.config for e in engines if e.reader.config), dict[str, str]())
         names = sorted({engine.key.model for engine in engines if engine.key.model})
         if gpus.models != self._gpu_models:
             self._gpu_models = gpus.models

@@ -148,7 +148,7 @@ def engine_cycle(
     return EngineCycle(
         diagnosis,
         *engine.reader.counters(),
-        engine.config,
+        engine.reader.config,
         engine.reader.history.started_s,
         engine.restart or restart,
         replica,

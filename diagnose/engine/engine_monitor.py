@@ -64,7 +64,7 @@ class EngineMonitor:
         gpus: GpuReading,
     ) -> Values | None:
         """The values of one scrape; None if the scrape is not newer than the last one."""
-        is_first = self.last_s == float("-inf")
+        is_first = self.reader.last_s == float("-inf")
         values = self.reader.read(
             t_s, page, binding, process_start, gpus=gpus, host=self.host, canary=self.canary
         )
@@ -83,16 +83,6 @@ class EngineMonitor:
         self.newest = diagnosis = self.judge.step(t_s, values)
         return diagnosis
 
-    @property
-    def last_s(self) -> float:
-        """Time of the newest page that had this engine; -inf before the first."""
-        return self.reader.last_s
-
-    @property
-    def config(self) -> Mapping[str, str]:
-        """The labels of cache_config_info on the newest page."""
-        return self.reader.config
-
     def vanished(self, t_s: float, present: Collection[EngineMonitor]) -> Verdict | None:
         """The diagnosis while the page is readable but lacks this engine; None once forgotten.
 
@@ -104,13 +94,13 @@ class EngineMonitor:
             kept_s = self.profile.window_s
         elif self.key.replica:
             kept_s = LONG_WINDOWS * self.profile.window_s
-        if t_s - self.last_s > kept_s:
+        if t_s - self.reader.last_s > kept_s:
             return None
         self._vanished += 1
         cause = observer.vanished(
             _engine_name(self.key),
             self._vanished,
-            self.last_s,
+            self.reader.last_s,
             successor=None if successor is None else _engine_name(successor.key),
         )
         return self.unreadable(t_s, cause, cause.evidence[0].text, seen=GONE)
@@ -121,7 +111,7 @@ class EngineMonitor:
         It is a newer engine with the same number and replica. If all engines on the page are newer,
         it may be any of them.
         """
-        newcomers = [engine for engine in present if engine._appeared_s > self.last_s]
+        newcomers = [engine for engine in present if engine._appeared_s > self.reader.last_s]
         place = self.key.engine, self.key.replica
         replacements = [
             engine for engine in newcomers if (engine.key.engine, engine.key.replica) == place

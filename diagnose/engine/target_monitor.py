@@ -190,7 +190,7 @@ class TargetMonitor:
         self._has_too_many = True
         engines = sorted(engines, key=lambda engine: engine.key not in kept)[:ENGINES_MAX]
         present = {engine.key for engine in engines}
-        gone = sorted(kept.keys() - present, key=lambda key: kept[key].last_s)
+        gone = sorted(kept.keys() - present, key=lambda key: kept[key].reader.last_s)
         for key in gone[: len(gone) + len(present) - ENGINES_MAX]:
             del kept[key]
         return engines

@@ -116,7 +116,7 @@ def test_a_real_page_of_two_engines_shows_the_pool_of_each() -> None:
     sizes = [(diagnosis.engine, diagnosis.values["kv_capacity_tokens"]) for diagnosis in diagnoses]
     assert sizes == [("0", 5120.0), ("1", 5120.0)]
     for engine in target.stream.monitor.engines:
-        server = deployment(engine.config)
+        server = deployment(engine.reader.config)
         assert (server.blocks, server.blocks_override, server.capacity_tokens) == (160, 160, 5088)
 
 

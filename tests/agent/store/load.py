@@ -197,7 +197,7 @@ class Server:
             EngineCycle(
                 diagnosis,
                 *engine.reader.counters(),
-                engine.config,
+                engine.reader.config,
                 engine.reader.history.started_s,
                 engine.restart,
             )
