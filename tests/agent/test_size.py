@@ -1192,6 +1192,7 @@ def test_what_vllm_refuses_is_refused(line: str, flag: str, words: str) -> None:
         "Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2k --max-model-len 2k",
         "Qwen/Qwen3-8B --max-model-len -1",
         "Qwen/Qwen3-8B --max-model-len auto --max-num-seqs $SEATS",
+        "Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 8k --limit-mm-per-prompt '{}'",
         "Qwen/Qwen3-8B --gpu-memory-utilization .95 -tp {{ .Values.tp }} --cpu-offload-gb 1.",
         "Qwen/Qwen3-8B --dtype half --quantization fp8 --hf-overrides '{{ .Values.overrides }}'",
     ],

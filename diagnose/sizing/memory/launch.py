@@ -424,7 +424,7 @@ def _field(flag: Flag, value: Any, other: object) -> Any:  # noqa: ANN401
         return sizes
     if flag.kind == "limits":
         limits = tuple((modality, int(count)) for modality, count in _LIMIT.findall(value))
-        if not limits:
+        if not limits and value != "{}":
             raise SizingError(f"{value!r} is not like image=2,video=0", name=flag.parameter)
         return limits
     return value
