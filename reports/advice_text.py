@@ -344,8 +344,8 @@ def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
             numbers = f"being measured, figures follow in {left}: the window began before the cause"
         lines.append(f"{EXPECTED}: {numbers}")
     lines += command_rows(best)
-    if best.unknown:
-        lines.append(f"unknown: {'; '.join(best.unknown)}")
+    if unknown := [*best.unknown, *_unknown_p99(best)]:
+        lines.append(f"unknown: {'; '.join(unknown)}")
     for name, words in (("check before", best.checks), ("verify", verify)):
         lines += [f"{name}: {'; '.join(words)}"] if words else []
     others = "; or ".join(_short(other) for other in recommendations[1:] if other.changes)
@@ -354,8 +354,24 @@ def detail_rows(diagnosis: Verdict, cause: Cause) -> list[str]:
     return lines
 
 
+def _unknown_p99(recommendation: Advice) -> Iterator[str]:
+    """Why a predicted latency has no P99."""
+    numbers = recommendation.predicted
+    untold = [
+        name
+        for name, key in (("TTFT", "ttft"), ("ITL", "itl"))
+        if f"{key}_s" in numbers and f"{key}_p99_s" not in numbers
+    ]
+    if untold:
+        yield (
+            f"{' and '.join(untold)} P99 after the change (too few windows of such a batch without "
+            "a queue or preemptions)"
+        )
+
+
 def _short(recommendation: Advice) -> str:
     remarks = [remark] if (remark := doubt(recommendation)) else []
     if recommendation.cost_usd_per_hour:
         remarks.append(f"{recommendation.cost_usd_per_hour:+,.4g} USD/h")
+    remarks += recommendation.worsens
     return changes_words(recommendation) + (f" ({', '.join(remarks)})" if remarks else "")

@@ -43,6 +43,7 @@ from kneewatch.diagnose.recommend.ledger import (
     BUDGET,
     BUDGET_UP,
     QUEUE_LIMIT,
+    SEATS_UP,
     is_free,
     order,
     subject,
@@ -210,9 +211,10 @@ is predicted, except where compute takes nearly the whole step."""
 def suffices(recommendation: Advice, context: LeverContext) -> bool | None:
     """Whether the change alone removes its cause at the present load; None if unknown."""
     key, predicted_numbers = BY_ID[recommendation.cause].enough, recommendation.predicted
-    if not key or (recommendation.id == BUDGET and not context.server.launch_known):
+    is_unknown = recommendation.id == BUDGET and not context.server.launch_known
+    if not key or is_unknown or not (recommendation.changes or predicted_numbers):
         return None
-    if recommendation.id == REPLICAS and context.demand.repeats:
+    if recommendation.id in (REPLICAS, SEATS_UP) and context.demand.repeats:
         return None
     if key == "waiting" and "load_ratio" in predicted_numbers:
         load = predicted_numbers["load_ratio"]
@@ -453,16 +455,13 @@ class Adviser:
                 if _has_advice(cause, causes, facts) and not (stalled and BY_ID[cause.id].capacity)
             ]
         )
-        was_short = self._queue.seen_s < facts.window_s
-        if cause_ids or (facts.values.get("waiting") or 0.0) >= 1:
-            self._queue.add(facts.now_s, facts.values, facts.window_s)
-        else:
-            self._queue.forget()
+        was_short = not self._queue.spans(facts.window_s)
+        self._queue.add(facts.now_s, facts.values, facts.window_s, is_incident=bool(cause_ids))
         if not cause_ids:
             if self._causes:
                 self._end_incidents()
             return ()
-        trend_is_new = was_short and self._queue.seen_s >= facts.window_s
+        trend_is_new = was_short and self._queue.spans(facts.window_s)
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)

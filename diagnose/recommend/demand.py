@@ -36,10 +36,14 @@ LEAST_PER_S = 1e-3
 GIVEN_UP_FROM = 1.1
 """From this ratio of accepted to served requests on, clients leave the queue unserved."""
 
+MOST_ABORTED = 0.5
+"""From this share of aborted requests on, clients give up; fewer may be meant."""
+
 TREND_WINDOWS, TREND_S = 4.0, 120.0
 """The growth of the queue is that of so many windows, at least of so many seconds."""
 
 PARTS = 4
+WINDOW_SEEN = 0.99
 
 CHANCE = 0.01
 """Independent arrivals keep as few more or fewer in flight at most so often: below, the loop is
@@ -55,31 +59,48 @@ class QueueTrend(Struct, frozen=True):
 
     `growth_per_s` is arrivals minus completions. `callers`: the clients that each send the next
     request once the last one is answered (a closed loop); None if requests arrive on their own, or
-    if that is unknown.
+    if that is unknown. `is_measured`: the queue was seen for a window.
     """
 
     growth_per_s: float
     callers: float | None = None
+    is_measured: bool = True
 
 
 class QueueHistory:
-    """Requests in flight on one engine since an incident began, or since requests wait."""
+    """Requests in flight on one engine since an incident began, or since requests wait.
+
+    A queue that returns within a window is the same queue.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, bool]] = deque()
+        self._last_s = -inf
 
-    @property
-    def seen_s(self) -> float:
-        """The time from the first scrape to the last."""
-        return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
+    def spans(self, window_s: float) -> bool:
+        """Whether it has about a window: scrapes are not exactly at its ends."""
+        seen = self._seen
+        return bool(seen) and seen[-1][0] - seen[0][0] >= WINDOW_SEEN * window_s
 
     def forget(self) -> None:
         """Start anew with the next incident or queue."""
         self._seen.clear()
 
-    def add(self, now_s: float, values: Mapping[str, float | None], window_s: float) -> None:
+    def add(
+        self,
+        now_s: float,
+        values: Mapping[str, float | None],
+        window_s: float,
+        *,
+        is_incident: bool,
+    ) -> None:
         """Add the requests in flight of a scrape, and drop those that a trend leaves out."""
         waiting, seen = values.get("waiting") or 0.0, self._seen
+        if waiting >= 1 or is_incident:
+            self._last_s = now_s
+        elif now_s - self._last_s > window_s:
+            seen.clear()
+            return
         seen.append((now_s, (values.get("running") or 0.0) + waiting, waiting >= 1))
         while now_s - seen[0][0] > max(TREND_WINDOWS * window_s, TREND_S):
             seen.popleft()
@@ -91,9 +112,9 @@ class QueueHistory:
         no more than the served rate, because a burst looks the same.
         """
         served_per_s = _served_per_s(values)
-        if self.seen_s < window_s:
+        if not self.spans(window_s):
             slope = values.get("waiting_slope_per_s") or 0.0
-            return QueueTrend(min(slope, served_per_s))
+            return QueueTrend(min(slope, served_per_s), is_measured=False)
         return QueueTrend(self._growth_per_s(), self._callers(served_per_s, window_s))
 
     def _growth_per_s(self) -> float:
@@ -142,11 +163,12 @@ class Demand(Struct, frozen=True, kw_only=True):
     - `callers`: the clients of a closed loop; None otherwise.
     - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
-    - `prompts_vary`: the squared coefficient of variation of prompt lengths.
+    - `prompts_vary`, `outputs_vary`: the squared coefficient of variation of their lengths.
     - `served_per_s`, `arrival_per_s`: requests/s.
     - `proven_per_s`: requests/s that it can serve as far as is known: more than now where it
       computes preempted requests again.
     - `repeats`: arrivals are calls, of which clients give up many and may send them again.
+    - `is_measured`: `arrival_per_s` is of a whole window of the queue.
     """
 
     requests: float
@@ -161,11 +183,13 @@ class Demand(Struct, frozen=True, kw_only=True):
     saved_ratio: float
     spread_tokens: float = 0.0
     prompts_vary: float = 0.0
+    outputs_vary: float = 0.0
     in_flight: float = 0.0
     deferred: float = 0.0
     callers: float | None = None
     repeats: bool = False
     proven_per_s: float = 0.0
+    is_measured: bool = True
 
     @property
     def tokens(self) -> float | None:
@@ -222,7 +246,10 @@ def demand(
     # the tokens/s, which are even.
     length_tokens = get("output_tokens_mean") or inf
     by_little = get("generation_tokens_per_s") / length_tokens * get("e2e_mean_s")
-    served = _served_per_s(values)
+    finished = _served_per_s(values)
+    # Where most clients leave, their requests are calls, which they may send again.
+    aborted = get("finished_abort_per_s")
+    served = max(0.0, finished - aborted) if aborted >= MOST_ABORTED * finished else finished
     in_flight = max(now, mean, get("running_max"))
     in_flight_mean = min(in_flight, max(mean, by_little) or now)
     growth_per_s = get("waiting_slope_per_s") if trend is None else trend.growth_per_s
@@ -230,8 +257,8 @@ def demand(
     grows = growth_per_s if abs(growth_per_s) > GROWS_FROM_PER_S else 0.0
     arrival = max(0.0, served + grows)
     proven = max(served, _before_preemption_per_s(values, arrival))
-    if repeats := (accepted := get("accepted_per_s")) > GIVEN_UP_FROM * served:
-        arrival = max(arrival, accepted)
+    if repeats := (calls := max(get("accepted_per_s"), finished)) > GIVEN_UP_FROM * served:
+        arrival = max(arrival, calls)
     # Without them, nobody knows how many requests of which length share the cache.
     is_shown = values.get("running") is not None or values.get("running_avg") is not None
     requests, requests_mean = in_flight, in_flight_mean
@@ -257,14 +284,14 @@ def demand(
         output_tokens=values.get("output_tokens_mean") or values.get("output_tokens_p50"),
         saved_ratio=min(1.0, max(0.0, get("prefix_saved_ratio"))),
         spread_tokens=_spread_tokens(values),
-        prompts_vary=(_deviation_tokens(prompt, values.get("prompt_tokens_p95")) / prompt) ** 2
-        if (prompt := values.get("prompt_tokens_mean"))
-        else 0.0,
+        prompts_vary=_varies(values, "prompt_tokens"),
+        outputs_vary=_varies(values, "output_tokens"),
         in_flight=in_flight_mean,
         deferred=deferred,
         callers=callers,
         repeats=repeats,
         proven_per_s=proven,
+        is_measured=trend is None or trend.is_measured,
     )
 
 
@@ -319,6 +346,11 @@ def _spread_tokens(values: Mapping[str, float | None]) -> float:
     ):
         variance += _deviation_tokens(mean or 0.0, tail) ** 2
     return sqrt(variance)
+
+
+def _varies(values: Mapping[str, float | None], lengths: str) -> float:
+    mean = values.get(f"{lengths}_mean") or 0.0
+    return (_deviation_tokens(mean, values.get(f"{lengths}_p95")) / mean) ** 2 if mean else 0.0
 
 
 def _deviation_tokens(mean: float, p95: float | None) -> float:

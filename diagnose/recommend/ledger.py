@@ -5,8 +5,8 @@ from __future__ import annotations
 from kneewatch.collector.engines.engine_kind import SPECULATION
 from kneewatch.diagnose.recommend.advice import Advice
 
-BUDGET_UP = "max-num-batched-tokens-up"
-RAISED_LIMITS = ("max-num-seqs-up", BUDGET_UP, "max-loras")
+SEATS_UP, BUDGET_UP = "max-num-seqs-up", "max-num-batched-tokens-up"
+RAISED_LIMITS = (SEATS_UP, BUDGET_UP, "max-loras")
 """Limits of the launch that bind: hardware behind one of them would be as little used."""
 
 BINDING = ("kv-blocks", "kv-memory-bytes")

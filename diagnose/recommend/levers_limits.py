@@ -18,13 +18,16 @@ from kneewatch.diagnose.causes.kv_and_queue import SLOW_FROM_DRIFT
 from kneewatch.diagnose.learned.derived_signals import OUTPUT_MULTIPLE, QUEUE_OF_LIMIT
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.context import (
+    MOVED,
     SETTLE_WORDS,
     LeverContext,
     advice,
     rounded_down,
+    rounded_up,
     seats_held,
 )
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO, KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.ledger import SEATS_UP
 from kneewatch.diagnose.recommend.prediction import (
     After,
     changed_launch,
@@ -33,16 +36,19 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
     resized_tokens,
-    settled,
+    running_at_arrivals,
+    speed_of,
 )
+from kneewatch.diagnose.recommend.queueing import BURST, HELD_BURST, with_bursts
 from kneewatch.diagnose.sizing.memory.weights import Adapters
 from kneewatch.rules.formatting import figure, percent, plural, span, stated_duration
+
+REPEATED_GROWTH = 2.0
+"""Growth of the batch where clients repeat calls that they give up."""
 
 SEATS_GROWTH = 4.0
 """Largest growth of the batch in one change; ITL must be measured before growing further. Only
 known callers get a seat each."""
-
-SPARE_SEATS = 1.1
 
 
 def fewer_seqs(context: LeverContext) -> Advice | None:
@@ -122,40 +128,49 @@ def more_seqs(context: LeverContext) -> Advice | None:
         # A limit that is only observed binds where the batch is at it while requests wait.
         queued = context.get("waiting_by_capacity") > 0
         pinned = max(context.get("running") * queued, context.get("running_avg")) >= 0.9 * now
-    pinned = pinned or "max-num-seqs-up" in context.held
+    pinned = pinned or SEATS_UP in context.held
     if now < 1 or held is None or not pinned or _steps_are_slow(context):
         return None
-    served_per_s = demand.served_per_s
-    at_present_speed = now * demand.arrival_per_s / served_per_s if served_per_s else 0.0
-    most = max(demand.requests, at_present_speed)
-    if demand.arrival_per_s == served_per_s:
-        # The queue neither grows nor shrinks: that of callers, who send again when answered.
-        most = max(most, demand.in_flight)
-    growth = max(SEATS_GROWTH * now, demand.callers or 0.0)
-    seats_wanted = min(most * SPARE_SEATS, held, growth)
     # vLLM refuses to start with more sequences than tokens per step.
-    seats_wanted = min(
-        seats_wanted, _itl_seats(context, now), server.launch.max_num_batched_tokens or inf
+    limit = min(held, server.launch.max_num_batched_tokens or inf, _itl_seats(context, now))
+    if limit <= now:
+        return None
+    if not demand.is_measured and SEATS_UP not in context.held:
+        return _seats_unknown(context, now)
+    if demand.repeats:
+        return _seats_for_repeated_calls(context, now, limit)
+    running = running_at_arrivals(context, most=limit)
+    # The queue of callers, who send again when answered, neither grows nor shrinks.
+    may_be_closed = demand.arrival_per_s == demand.served_per_s
+    callers = demand.callers or (demand.in_flight if may_be_closed else 0.0)
+    limit = min(limit, max(SEATS_GROWTH * now, demand.callers or 0.0))
+    wanted, least = (
+        max(callers, 0.0 if demand.callers else with_bursts(running, deviations))
+        for deviations in (BURST, HELD_BURST)
     )
-    wanted, least = rounded_down(seats_wanted), min(most, seats_wanted)
-    seats = context.steady("max-num-seqs-up", wanted, least=least, most=held)
+    seats = min(rounded_up(wanted), rounded_down(limit))
+    seats = context.steady(SEATS_UP, seats, least=min(least, seats), most=held)
     if seats <= now:
         return None
     before = {
         **present(context),
-        "served_per_s": served_per_s,
+        "served_per_s": demand.served_per_s,
         "arrival_per_s": demand.arrival_per_s,
         "max_num_seqs": now,
+        **({"callers": demand.callers} if demand.callers else {}),
     }
-    served_per_s *= seats / now
-    short = served_per_s < demand.arrival_per_s or not served_per_s
-    rates = (
-        f"At the present step time they complete up to {figure(round(served_per_s, 2))} "
-        f"requests/s; {figure(round(demand.arrival_per_s, 2))} requests/s arrive"
-        f"{': not enough alone' if short else ''}."
-        if served_per_s
-        else "No request completes at present."
-    )
+    short = running >= seats or not demand.served_per_s
+    served_per_s = demand.arrival_per_s * seats / running if running else 0.0
+    rates = f"{figure(round(demand.arrival_per_s, 2))} requests/s arrive"
+    if demand.callers:
+        rates = f"{demand.callers:.0f} clients send their next request when the last is answered."
+    elif not served_per_s:
+        rates = "No request completes at present."
+    elif short:
+        rates += f", of which they complete up to {figure(round(served_per_s, 2))}: "
+        rates += "not enough alone."
+    else:
+        rates += f" and keep {running:.0f} running on average: the other seats are for bursts."
     target_s = context.facts.targets.itl_p99_s
     if target_s is not None and _alone_itl_s(context) > target_s:
         rates += (
@@ -164,17 +179,20 @@ def more_seqs(context: LeverContext) -> Advice | None:
         )
     waiting = max(0, ceil(demand.mean_requests - seats))
     if not short and demand.callers is None:
-        # The queue drains, and TTFT is that of requests that find a seat.
-        at_once, waiting = min(demand.requests, seats), 0
-        drained = replace(demand, requests=at_once, mean_requests=at_once)
+        # The queue drains, and then TTFT is that of the requests that run at the rate of arrivals.
+        waiting = 0
+        drained = replace(demand, requests=running, mean_requests=running)
         context = replace(context, demand=drained)
-    numbers = predicted(context, settled(context, After(seats=seats)))
-    numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats}
+    numbers = predicted(context, After(seats=seats))
+    if demand.callers is None and (short or callers > seats):
+        # The queue grows, or may be one of more callers than seats, and with it TTFT.
+        numbers = {key: value for key, value in numbers.items() if not key.startswith("ttft_")}
+    numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats, "running": running}
     if not short:
         numbers["waiting"] = waiting
     return advice(
         context,
-        "max-num-seqs-up",
+        SEATS_UP,
         [(SEATS, now, seats)],
         f"Up to {seats} requests would run at once instead of {now}"
         f"{'' if server.launch.max_num_seqs else ' (observed)'}; those that arrive now fill "
@@ -195,6 +213,48 @@ def more_seqs(context: LeverContext) -> Advice | None:
             + f" {SETTLE_WORDS}",
             "itl_p99_s stays within its target and kv_usage_avg_ratio below 0.9",
         ],
+    )
+
+
+def _seats_for_repeated_calls(context: LeverContext, now: int, limit: float) -> Advice | None:
+    """Some more seats, where clients give up and may call again: the number needed is unknown.
+
+    None unless that batch is predicted to make clearly more tokens/s: otherwise its slower steps
+    let more clients give up.
+    """
+    demand, seats = context.demand, rounded_down(min(limit, REPEATED_GROWTH * now))
+    is_now, then = speed_of(context, now), speed_of(context, seats)
+    if is_now is None or then is None or then.tokens_per_s < MOVED * is_now.tokens_per_s:
+        return None
+    calls_per_s, answered_per_s = (
+        figure(round(per_s, 2)) for per_s in (demand.arrival_per_s, demand.served_per_s)
+    )
+    return advice(
+        context,
+        SEATS_UP,
+        [(SEATS, now, seats)],
+        f"{answered_per_s} of {calls_per_s} calls/s are answered. Clients that give up may call "
+        f"again, so the number of seats that the load needs is unknown: {seats} are a step. Raise "
+        "the timeout of clients, or let them wait longer between tries, before it.",
+        before={
+            **present(context),
+            "served_per_s": demand.served_per_s,
+            "arrival_per_s": demand.arrival_per_s,
+            "max_num_seqs": now,
+        },
+        predicted={"itl_s": then.itl_s, "max_num_seqs": seats},
+    )
+
+
+def _seats_unknown(context: LeverContext, now: int) -> Advice:
+    """More seats, without a number as long as the rate of arrivals is that of a few scrapes."""
+    return advice(
+        context,
+        SEATS_UP,
+        [],
+        f"Raise {SEATS}: {now} requests run at once and others wait. The number is being measured: "
+        f"it follows once the queue was seen for a window of {span(context.facts.window_s)}.",
+        before={**present(context), "max_num_seqs": now, "window_s": context.facts.window_s},
     )
 
 

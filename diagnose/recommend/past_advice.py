@@ -19,6 +19,7 @@ from kneewatch.diagnose.deployment.vllm_flags import VLLM, number_of
 from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value
 from kneewatch.diagnose.recommend.context import MOVED, shown
 from kneewatch.diagnose.recommend.demand import Demand
+from kneewatch.diagnose.recommend.ledger import SEATS_UP
 from kneewatch.rules.rule import MORE_IS_BETTER
 
 DEMANDS: Sequence[tuple[str, str, str]] = (
@@ -83,9 +84,11 @@ class HeldAdvice(Struct):
         self.recommendations = taken
 
     def _explained(self, new: Advice, demand: Demand) -> Advice:
+        if not new.changes:
+            return new
         values, first = self.values, self.first.setdefault(new.id, new.changes)
         before = self.made.setdefault(new.id, demand)
-        if new.changes and values.get(new.id, new.changes[0].after) != new.changes[0].after:
+        if values.get(new.id, new.changes[0].after) != new.changes[0].after:
             self.made[new.id] = demand
             firsts = ", ".join(str(change.after) for change in first)
             nows = ", ".join(str(change.after) for change in new.changes)
@@ -107,7 +110,7 @@ def _goes_further(held: Advice, new: Advice) -> bool:
     """Whether the first change ends beyond the one held. Where that one was followed, by as much as
     a new load: a backlog that drains fills what was added."""
     if not held.changes or not new.changes:
-        return False
+        return bool(new.changes)
     last, change = held.changes[0], new.changes[0]
     if last.before != change.before:
         before, after = _rank(last.after), _rank(change.after)
@@ -235,7 +238,7 @@ class AdviceTracker:
         return [
             recommendation
             for recommendation in recommendations
-            if not any(self._reverses(now_s, c, requests) for c in recommendation.changes)
+            if not any(self._reverses(now_s, c, requests) for c in _changes(recommendation))
         ]
 
     def _reverses(self, now_s: float, change: FlagChange, requests: float) -> bool:
@@ -246,6 +249,12 @@ class AdviceTracker:
         if high >= NEW_LOAD * low:
             return False
         return _direction(change) * _direction(followed.change) < 0
+
+
+def _changes(recommendation: Advice) -> Sequence[FlagChange]:
+    """Its changes; seats whose number is being measured are raised too."""
+    unsized = recommendation.id == SEATS_UP and not recommendation.changes
+    return (FlagChange(SEATS, 0, 1),) if unsized else recommendation.changes
 
 
 def _key(flag: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import floor, inf
+from math import ceil, floor, inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
+from kneewatch.diagnose.recommend.queueing import CallerQueue, SeatQueue
 from kneewatch.diagnose.recommend.step_times import Prompts
 from kneewatch.diagnose.recommend.tails import Latencies, tails
 from kneewatch.diagnose.sizing.memory.budget import Memory
@@ -37,6 +38,7 @@ _FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
 _HALVINGS = 14  # to a ten-thousandth
 _CALIBRATION_ROUNDS = 12
 _SETTLE_HALVINGS = 12
+_SETTLE_ROUNDS = 8
 _CALIBRATED_RATIO = 0.02
 """How close the calibrated roofline must come to the measured ITL."""
 
@@ -250,7 +252,10 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
         numbers["ttft_s"], numbers["itl_s"] = speed.ttft_s, speed.itl_s
         requests = max(context.demand.mean_requests * change.share_ratio, 1.0)
         places = min(requests, max(1.0, numbers.get("max_concurrency", inf)))
-        numbers.update(tails(context.curve, speed, running=places, queues=requests > places))
+        waits = _wait_for_seats(context, numbers, requests, speed)
+        if waits is not None and requests <= places:
+            numbers["ttft_s"] += waits.mean_s
+        numbers.update(tails(context.curve, speed, waits, running=places, queues=requests > places))
         asked_per_s = asked_tokens_per_s(context)
         if asked_per_s is not None:
             possible_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
@@ -264,6 +269,49 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
                     numbers["usd_per_hour"] / (generated_per_s * 3600) * 1e6
                 )
     return numbers
+
+
+def _wait_for_seats(
+    context: LeverContext, numbers: Mapping[str, float], requests: float, speed: Latencies
+) -> SeatQueue | CallerQueue | None:
+    """The wait for a seat; None where that of a backlog changes all the time."""
+    demand, seats = context.demand, floor(numbers.get("max_concurrency", 0))
+    if demand.callers is None and requests < seats:
+        stay_s = speed.ttft_s + (demand.output_tokens or 0.0) * speed.itl_s
+        return SeatQueue(seats, requests, stay_s, demand.outputs_vary)
+    if demand.callers is not None and requests > seats >= 1 and demand.output_tokens:
+        return CallerQueue(requests - seats, speed.tokens_per_s / demand.output_tokens)
+    return None
+
+
+def speed_of(context: LeverContext, requests: float) -> Latencies | None:
+    """Latencies and throughput where so many requests run at once and none queues."""
+    full = replace(context.demand, requests=requests, mean_requests=requests)
+    return latencies(replace(context, demand=full), After(seats=ceil(requests)))
+
+
+def running_at_arrivals(context: LeverContext, *, most: float) -> float:
+    """Requests that run at once where all that arrive find a seat (Little's law), `most` at most.
+
+    Each stays as long as those that run now, times what a larger batch slows its steps by, as far
+    as that is predicted.
+    """
+    demand, now = context.demand, max(context.demand.running, 1.0)
+    if not demand.served_per_s:
+        return demand.requests
+
+    def stay_s(requests: float) -> float | None:
+        then = speed_of(context, requests)
+        return then and then.ttft_s + (demand.output_tokens or 0.0) * then.itl_s
+
+    running = at_present_speed = now * demand.arrival_per_s / demand.served_per_s
+    now_s = stay_s(now)
+    for _ in range(_SETTLE_ROUNDS if now_s else 0):
+        then_s = stay_s(min(running, most))
+        if then_s is None or running >= most:
+            break
+        running = at_present_speed * then_s / (now_s or then_s)
+    return min(running, most)
 
 
 def settled(context: LeverContext, change: After) -> After:

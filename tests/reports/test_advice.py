@@ -62,6 +62,27 @@ def test_the_best_in_full_and_the_others_short() -> None:
     ]
 
 
+def test_an_alternative_names_what_it_makes_worse() -> None:
+    slower = replace(REPLICAS, worsens=("Mean ITL rises from 14 ms to 37 ms",))
+    lines = rows(replace(SICK, recommendations=(FP8, slower)), SICK.causes[0])
+    assert lines[-1] == (
+        "alternatives: replicas 1 -> 3 (not enough alone, +6 USD/h, Mean ITL rises from 14 ms to "
+        "37 ms)"
+    )
+
+
+def test_a_latency_without_a_p99_says_why() -> None:
+    for predicted, words in (
+        ({"itl_s": 0.02, "ttft_s": 0.1}, "TTFT and ITL P99"),
+        ({"itl_s": 0.02, "ttft_s": 0.1, "ttft_p99_s": 0.3}, "ITL P99"),
+    ):
+        advice = replace(FP8, predicted=predicted)
+        lines = rows(replace(SICK, recommendations=(advice,)), SICK.causes[0])
+        assert f"unknown: {words} after the change (too few windows of such a batch without a " in (
+            "\n".join(lines)
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -162,7 +162,7 @@ def callers_of(in_flight: list[float], *, served_per_s: float, interval_s: float
     history, values = QueueHistory(), dict[str, float | None]()
     for scrape, requests in enumerate(in_flight):
         values = {"running": 20.0, "waiting": requests - 20.0, "completed_per_s": served_per_s}
-        history.add(scrape * interval_s, values, 60.0)
+        history.add(scrape * interval_s, values, 60.0, is_incident=True)
     return history.trend(values, 60.0).callers
 
 

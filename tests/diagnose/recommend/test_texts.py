@@ -366,6 +366,7 @@ def test_a_target_that_stays_missed_is_named() -> None:
 
 def test_a_seat_for_each_request_leaves_no_ttft_of_a_queue() -> None:
     pinned = FULL.but(running=64.0, running_avg=64.0, running_max=64.0, kv_usage_avg_ratio=0.3,
+                      waiting=10.0, waiting_avg=10.0, waiting_by_capacity=10.0,
                       waiting_slope_per_s=0.0, ttft_mean_s=6.0)  # fmt: skip
     levers = advised("admission_limit", situation=pinned, stated=LLAMA, max_num_seqs="64")
     more = levers["max-num-seqs-up"]

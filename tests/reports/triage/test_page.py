@@ -158,7 +158,7 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 288" in words
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in words
     assert "Cost no change in price; needs a restart" in words
-    assert ["TTFT", "1.8 s", "105 ms"] in rows
+    assert ["TTFT", "1.8 s", "106 ms"] in rows
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
         "or --kv-cache-dtype fp8 (now auto), --num-gpu-blocks-override 320 (now 160)"
