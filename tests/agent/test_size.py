@@ -1221,6 +1221,8 @@ def test_whole_prompts_take_a_budget_of_the_longest() -> None:
          "--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes"),
         ((), "--enforce-eager --cudagraph-capture-sizes 1 2 4",
          "--cudagraph-capture-sizes has no effect beside --enforce-eager"),
+        ((), "--disable-log-requests",
+         "vLLM has no --disable-log-requests any more and refuses it: not in run"),
         ((), "--swap-space 4", "vLLM has no --swap-space any more and refuses it: not in run"),
         (("--vllm-version", "0.12.0"), "--swap-space 4", ""),
         (("--tp", "2"), "-tp 4", "--tp 2 goes before --tensor-parallel-size 4 of the command line"),
