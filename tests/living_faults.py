@@ -675,6 +675,7 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, nargs="+", default=[])
     parser.add_argument("--quiet", type=int, nargs="+", default=[])
     parser.add_argument("--slo-ttft", type=float)
+    parser.add_argument("--slo-itl", type=float)
     parser.add_argument("--read", action="store_true")
     parser.add_argument("fault", nargs="*")
     args = parser.parse_args()
@@ -686,7 +687,7 @@ def main() -> None:
         scenes = chain([named])
     with tempfile.TemporaryDirectory() as place:
         for scene in scenes:
-            targets = Targets(ttft_p99_s=args.slo_ttft)
+            targets = Targets(ttft_p99_s=args.slo_ttft, itl_p99_s=args.slo_itl)
             for line in _played(scene, Path(place), targets, read=args.read):
                 print(line, flush=True)
 

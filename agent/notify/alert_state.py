@@ -21,7 +21,7 @@ from kneewatch.agent.notify.receivers import Receiver
 from kneewatch.agent.target_state import TargetState
 from kneewatch.collector.files import read_file, replace_file
 from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX
-from kneewatch.diagnose.ranking import WAITS_FOR
+from kneewatch.diagnose.ranking import OF_LATENCY, WAITS_FOR
 from kneewatch.rules.cascade import EVICTS
 from kneewatch.rules.rule import BY_WORD, Severity
 
@@ -40,11 +40,14 @@ routing loses the prefix cache's hits, only once most replicas have lost them; t
 is down crashes again and again, only once it has answered."""
 
 DEVELOPS_S = 60.0
-"""Seconds for which a new problem develops: while a queue grows, a warning becomes critical.
+"""Seconds for which a new problem develops: a queue grows and a warning becomes critical, or the
+window fills with slow requests and shows another cause.
 
-So the first message about a warning that makes requests queue is held that long, and a message that
-a problem got worse comes at least that long after the message before it.
+So the first message about a warning of DEVELOPING is held that long, and a message that a problem
+got worse comes at least that long after the message before it.
 """
+
+DEVELOPING = WAITS_FOR | OF_LATENCY
 
 GONE_SCRAPES = 2
 """Minimum number of scrapes without a problem before it is resolved, however far apart the scrapes
@@ -350,9 +353,9 @@ def _advised_before(active: ActiveProblem) -> str:
 
 
 def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:
-    """Whether a problem is new and its severity may still rise, as a queue grows."""
+    """Whether a problem is new, and its severity or name may still change."""
     is_new = 0 <= t_s - active.since_s < DEVELOPS_S
-    return is_new and active.severity < Severity.CRITICAL and key.id in WAITS_FOR
+    return is_new and active.severity < Severity.CRITICAL and key.id in DEVELOPING
 
 
 # --- The state file -------------------------------------------------------------------------------

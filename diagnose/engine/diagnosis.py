@@ -166,11 +166,13 @@ class Aftermath:
         ]
 
     def reported(self, now_s: float, causes: Sequence[Cause]) -> None:
-        """Remember the causes that are reported now. What a limit on requests explains is reported
-        with it, and may be reported alone once another limit is nearer."""
+        """Remember the causes that are reported now. A limit that another one explains is reported
+        with it, and may be reported alone once it is nearer."""
         for cause in causes:
-            of_a_queue = cause.explains if BY_ID[cause.id].queues else ()
-            self._reported |= dict.fromkeys((cause.id, *of_a_queue), now_s)
+            limits = [
+                each for each in cause.explains if BY_ID[cause.id].queues and BY_ID[each].queues
+            ]
+            self._reported |= dict.fromkeys((cause.id, *limits), now_s)
         self._problems = frozenset(
             cause.id
             for cause in causes

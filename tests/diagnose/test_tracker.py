@@ -125,6 +125,15 @@ def test_what_comes_back_while_a_backlog_drains_is_told_again() -> None:
         assert aftermath.drains
 
 
+def test_a_tail_that_a_draining_queue_leaves_is_not_reported() -> None:
+    past = CONCLUSIVE["past_knee"]
+    tail = past.causes()["past_knee"]
+    limit = CONCLUSIVE["admission_limit"].causes()["admission_limit"]
+    aftermath = Aftermath()
+    aftermath.reported(NOW_S, [replace(limit, explains=("past_knee",))])
+    assert aftermath.without(past.but(waiting=60.0).facts(), [tail]) == []
+
+
 def test_a_missed_target_leaves_no_backlog_that_hides_the_next() -> None:
     bound = CONCLUSIVE["prefill_bound"]
     aftermath = Aftermath()

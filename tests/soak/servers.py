@@ -147,6 +147,19 @@ def by_time(growing: Growing, offset: int) -> Pages:
     return lambda: growing.page(offset + int((time.monotonic() - start_s) / STEP_S))
 
 
+FREEZES_S = 20.0
+
+
+def frozen(growing: Growing, offset: int) -> Pages:
+    """The page of the moment, for 20 seconds: then the engine hangs with its requests."""
+    start_s = time.monotonic()
+
+    def page() -> bytes:
+        return growing.page(offset + int(min(FREEZES_S, time.monotonic() - start_s) / STEP_S))
+
+    return page
+
+
 def by_turn(growing: Growing, offset: int) -> Pages:
     """The next page with every request."""
     turn = iter(range(offset, sys.maxsize))
@@ -220,6 +233,8 @@ def pages_of(kind: str, count: int) -> list[Pages]:
         return [lambda: page] * count
     if kind in HOSTILE:
         return [HOSTILE[kind](recordings[name]) for _, name in turns]
+    if kind == "frozen":
+        return [frozen(Growing("queue_overload"), APART * at) for at in range(count)]
     steps = by_turn if kind == "turn" else by_time
     return [steps(recordings[name], APART * at) for at, name in turns]
 

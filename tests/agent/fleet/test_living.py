@@ -93,10 +93,17 @@ HARD = (
 
 
 OTHERS = tuple(fault.name for fault in PLANTED if fault.name not in HARD)
+MISSED = "overload", "slow-replica", "throttled", "two-at-once"
+"""Faults that put latencies over their targets."""
 
 
 @pytest.mark.parametrize(
-    ("names", "every_s", "targets"), [(HARD, 15, Targets()), (OTHERS, 30, Targets(2.0, 0.1))]
+    ("names", "every_s", "targets"),
+    [
+        (HARD, 15, Targets()),
+        (OTHERS, 30, Targets(2.0, 0.1)),
+        (MISSED, 15, Targets(2.0, 0.06)),
+    ],
 )
 def test_faults_are_told_under_their_own_name(
     tmp_path: Path, names: tuple[str, ...], every_s: int, targets: Targets

@@ -153,17 +153,31 @@ def test_no_page_for_what_is_ending(who: Receiver) -> None:
     """A problem may get worse within a minute of the first page, and be gone after it."""
 
     def slow(severity: Severity, after_s: float, seen_s: float | None = None) -> TargetState:
-        slower = cause("prefill_interference", severity)
+        slower = cause("slow_steps", severity)
         seen = NOW_S + (after_s if seen_s is None else seen_s)
         return state(healthy(causes=[replace(slower, seen_s=seen)]), after_s=after_s)
 
     ledger = AlertState(who)
     assert told(ledger, slow(Severity.WARNING, 0), slow(Severity.WARNING, 25)) == [
-        ("began", "prefill_interference")
+        ("began", "slow_steps")
     ]
     ending = [slow(Severity.CRITICAL, after_s, 50) for after_s in (75, 90, 105)]
     assert told(ledger, slow(Severity.CRITICAL, 50), *ending) == []
-    assert told(ledger, slow(Severity.CRITICAL, 110)) == [("worse", "prefill_interference")]
+    assert told(ledger, slow(Severity.CRITICAL, 110)) == [("worse", "slow_steps")]
+
+
+def test_another_cause_that_the_filling_window_shows_is_told_alone(who: Receiver) -> None:
+    """At first only the slowest tokens of a window are slow, as behind long prefills."""
+    tail = cause("prefill_interference", Severity.WARNING, since_s=NOW_S)
+    whole = cause("slow_steps", Severity.WARNING, since_s=NOW_S + 30)
+    ledger = AlertState(who)
+    tails = [state(healthy(causes=[tail]), after_s=after_s) for after_s in (0, 15)]
+    assert told(ledger, *tails) == []
+    assert told(ledger, state(healthy(causes=[whole]), after_s=30)) == [("began", "slow_steps")]
+    ledger = AlertState(who)
+    assert told(ledger, *tails) == []
+    stays = state(healthy(causes=[tail]), after_s=60)
+    assert told(ledger, stays) == [("began", "prefill_interference")]
 
 
 def test_what_is_back_after_an_outage_is_in_the_message_of_its_end(who: Receiver) -> None:
