@@ -109,6 +109,15 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
     assert cascade.one("title").text == "CRITICAL kv_pressure · kv_pressure_cascade · kneewatch"
 
 
+def test_a_second_cause_that_is_as_severe_is_named_beside_the_first() -> None:
+    second = replace(PRESSURE, id="engine_stalled", summary="Engine stalled: no token for 4 min.")
+    note = replace(PRESSURE, id="underused", severity=Severity.INFO)
+    root = page(alone(EngineView(replace(SICK, causes=(PRESSURE, second, note)))))
+    said = root.one(css="verdict").text
+    assert "Alsoengine_stalled: Engine stalled: no token for 4 min." in said
+    assert "and 1 more" in said
+
+
 def test_what_is_announced_does_not_change_with_every_scrape(cascade: Node) -> None:
     said = cascade.one(css="announce")
     assert said.attributes["aria-live"] == "polite"
