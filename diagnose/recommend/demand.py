@@ -371,6 +371,11 @@ def _held_tokens(values: Mapping[str, float | None], server: Deployment) -> floa
     prompt, output = values.get("prompt_tokens_mean"), values.get("output_tokens_mean")
     if prompt is not None and output is not None:
         by_length = prompt + output / 2 + (server.launch.block_tokens or 16) / 2
+        layout, blocks = server.layout, server.blocks
+        if layout is not None and layout.has_windows and blocks and server.capacity_tokens:
+            # The capacity counts requests in prefill, which hold more than their window.
+            share_ratio = layout.decode_blocks(int(by_length)) / blocks
+            by_length = share_ratio * server.capacity_tokens
     if measured is None and by_length is None:
         return None
     shared = measured is not None and (values.get("prefix_saved_ratio") or 0.0) > SHARED_FROM

@@ -555,6 +555,7 @@ def resized_tokens(context: LeverContext, changed: Launch | None) -> float | Non
         return None
     if server.kv_memory_bytes is not None:
         return server.capacity_tokens * server.layout.block_bytes / then.layout.block_bytes
-    if not then.holds_one or now.held_tokens.expected <= 0:
+    held_now, held_then = (int(each.held.expected * each.launch.context) for each in (now, then))
+    if not then.holds_one or held_now <= 0:
         return None
-    return server.capacity_tokens * then.held_tokens.expected / now.held_tokens.expected
+    return server.capacity_tokens * held_then / held_now

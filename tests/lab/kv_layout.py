@@ -92,6 +92,8 @@ def _served(config: Foreign, cache: Foreign, case: Mapping[str, Any]) -> dict[st
 
     Of the cases with a small cache, whose layers have windows and no recurrent states.
     """
+    utils = import_module("vllm.v1.core.kv_cache_utils")
+    cache = utils.generate_scheduler_kv_cache_config([cache])
     names = {type(group.kv_cache_spec).__name__ for group in cache.kv_cache_groups}
     windowed = any(name.startswith("SlidingWindow") for name in names)
     if not windowed or "MambaSpec" in names or case["available_gib"] == DEFAULTS["available_gib"]:

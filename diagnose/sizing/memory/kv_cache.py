@@ -281,6 +281,11 @@ class KvLayout(Struct, frozen=True, dict=True):
             _group_formula(group, self.settings, decodes=True) for group in self.groups
         )
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a request in decode frees blocks that it needed in prefill."""
+        return self.decode_formula != self.request_formula
+
     def request_quantities(self, formula: str, context_tokens: int) -> tuple[int, ...]:
         tokens = {
             "context": context_tokens,
@@ -315,7 +320,7 @@ class KvLayout(Struct, frozen=True, dict=True):
         start-up figure.
         """
         blocks, prefill = self.blocks(available_bytes), self.request_blocks(context_tokens)
-        if self.decode_formula == self.request_formula:
+        if not self.has_windows:
             return blocks / prefill
         decode = self.decode_blocks(context_tokens)
         return max(compiled(SERVED)(blocks, prefill - decode, decode), blocks / prefill)

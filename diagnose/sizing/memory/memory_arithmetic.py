@@ -222,7 +222,7 @@ def _pool(sheet: Sheet, answer: Memory, available_bytes: float) -> None:
         result=f"{{}} ({figure(most.low)} to {figure(most.high)})",
         source="vLLM's start-up line",
     )
-    if layout.decode_formula == layout.request_formula:
+    if not layout.has_windows:
         return
     decode = sheet.line(
         f"Blocks per request of {context:,} tokens in decode",

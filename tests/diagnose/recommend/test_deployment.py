@@ -109,6 +109,13 @@ def test_lengths_count_where_the_gauge_shows_less() -> None:
     assert demand(values, deployment(PAGE)).held_tokens == 1200 + 784 / 2 + 8
 
 
+def test_a_request_with_windows_takes_the_blocks_that_it_keeps_in_decode() -> None:
+    """gpt-oss: 100 blocks of 16 tokens where attention is full, 9 for a window of 128 tokens."""
+    server = deployment(PAGE, replace(LLAMA, model=model("openai/gpt-oss-20b")))
+    wanted = demand({**FULL.values, "kv_usage_avg_ratio": 0.1}, server).held_tokens
+    assert wanted == pytest.approx(109 / 10_001 * 160_000)
+
+
 def test_shared_prefixes_take_less_than_lengths_say() -> None:
     values = {**FULL.values, "kv_usage_avg_ratio": 0.5, "prefix_saved_ratio": 0.6}
     assert demand(values, deployment(PAGE)).held_tokens == 800
