@@ -80,6 +80,16 @@ QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 """A queue that is longer than what the next step admits."""
 
 
+WAIT_S, SLOPE_PER_S = Live("expected_wait_s"), Live("waiting_slope_per_s")
+GROWING = Check(
+    "queue_grows",
+    QUEUED & (60.0 * SLOPE_PER_S >= (0.1 * QUEUE).at_least(2.0)),
+    Number(60.0),
+    stretch=False,
+)
+"""The queue has grown for a minute: a burst that drains has a shorter growth."""
+
+
 def queued_for(for_s: float, *, stretch: bool = True) -> Check:
     """The condition that a queue has lasted for `for_s` seconds."""
     return Check("queued", QUEUED, Number(for_s), stretch)
@@ -92,7 +102,7 @@ QUEUES = Live("waiting_avg") - DEFERRED_AVG >= QUIET_WAITING
 DEFERRED_GROWS = Check(
     "deferred_grows",
     (Live("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))
-    & (60.0 * Live("waiting_slope_per_s") >= (0.1 * DEFERRED_AVG).at_least(2.0)),
+    & (60.0 * SLOPE_PER_S >= (0.1 * DEFERRED_AVG).at_least(2.0)),
     Number(90.0),
     stretch=False,
 )

@@ -13,6 +13,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANT,
     GIANT_FROM,
     GIANTS_BLOCK,
+    GROWING,
     HELD_EACH,
     ITL_DRIFT,
     ITL_P50_S,
@@ -24,17 +25,19 @@ from kneewatch.diagnose.causes.common_conditions import (
     QUEUE,
     QUEUED,
     SERVED,
+    SLOPE_PER_S,
     SOME_GIVEN_UP,
     STALL_SHARE,
     TTFT_P99_S,
     TTFT_TARGET_S,
+    WAIT_S,
     pool_of,
     queued_for,
 )
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Finds, Form, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
-from kneewatch.rules.conditions import ALWAYS, Check, Condition, FirstOf, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
@@ -42,7 +45,6 @@ from kneewatch.rules.rule import Severity
 PREEMPTIONS = Live("preemption_per_s")
 QUEUE_HELD = queued_for(10.0)
 
-WAIT_S = Live("expected_wait_s")
 UNSERVED = (SERVED <= 0.0) & ~WAIT_S.known
 """No request left the queue within the window."""
 
@@ -79,17 +81,8 @@ A_MINUTE = (
 """Clients wait a minute or more, which is neither within the target nor usual."""
 
 AHEAD_S = 120.0
-SLOPE_PER_S = Live("waiting_slope_per_s")
 WAIT_AHEAD_S = WAIT_S * (1.0 + AHEAD_S * SLOPE_PER_S / Live("waiting_avg"))
 """The wait two minutes from now, if the queue grows on as over the window."""
-
-GROWING = Check(
-    "queue_grows",
-    QUEUED & (60.0 * SLOPE_PER_S >= (0.1 * QUEUE).at_least(2.0)),
-    Number(60.0),
-    stretch=False,
-)
-"""The queue has grown for a minute: a burst that drains has a shorter growth."""
 
 
 def _soon(usual_s: Quantity, ahead_s: float) -> Condition:

@@ -10,10 +10,13 @@ from kneewatch.diagnose.causes.common_conditions import (
     DEFERRED_HELD,
     EXPIRED_PER_MIN,
     FIRST_TOKENS_VERY_LATE,
+    GROWING,
     KV_EXPIRES,
     KV_USAGE,
+    QUEUED,
     TTFT_DRIFT,
     TTFT_IS_MISSED,
+    WAIT_S,
     pool_of,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -40,20 +43,29 @@ SHARE = MEAN_S / Live("ttft_mean_s")
 FAILED = Live("kv_transfer_failed_per_s")
 FAIL = FAILED > 0.0
 WAITING, ARRIVED = Live("kv_fetch_waiting"), Live("kv_fetch_arrived").otherwise(0.0)
-QUEUED = Live("kv_fetch_queued").otherwise(0.0)
+NOT_BEGUN = Live("kv_fetch_queued").otherwise(0.0)
 FETCHING = Check("fetching", WAITING >= 1.0, Number(10.0))
-HELD_BACK = (
-    DEFERRED_HELD
-    & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0))
-    & (Live("external_hit_ratio") > 0.0)
-    & ~WAITING.known
-    & ~Live("lora_max").known
-)
-"""Requests are held back at least half as long as others are served, and vLLM gives no reason.
+FETCHES_UNTOLD = (Live("external_hit_ratio") > 0.0) & ~WAITING.known & ~Live("lora_max").known
+"""The server finds prompts in another cache tier, and does not say how many requests wait for them:
+only vLLM before 0.32 gives no reason. Without such hits a connector holds no request back, and
+requests wait for something else, such as a grammar."""
 
-Only vLLM before 0.32 gives no reason. The server must find prompts in another cache tier: without
-such hits a connector holds no request back, and requests wait for something else, such as a
-grammar.
+HELD_BACK = DEFERRED_HELD & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0)) & FETCHES_UNTOLD
+"""Requests are held back at least half as long as others are served."""
+
+PASSED_OVER = (
+    Check(
+        "passed_over",
+        ~DEFERRED_AVG.known & QUEUED & (Live("ttft_mean_s") <= 0.2 * WAIT_S),
+        Number(30.0),
+        stretch=False,
+    )
+    & FETCHES_UNTOLD
+)
+"""Requests wait far longer than those took that got their first token.
+
+A queue for capacity is served in order, so these would have waited as long. Needed only where the
+page does not tell a queue for capacity from requests that are held back (before vLLM 0.20).
 """
 
 FAR_LONGER = (DRIFT >= 1.5) | (~DRIFT.known & (MEAN_S >= 0.25))
@@ -70,7 +82,7 @@ SLOWER = (DRIFT >= 3.0) & (SHARE >= 0.05).assume(unknown=True)
 
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
-KV_BINDS = UNDER_WAY & (QUEUED > 0.5 * WAITING) & (KV_USAGE >= 0.95)
+KV_BINDS = UNDER_WAY & (NOT_BEGUN > 0.5 * WAITING) & (KV_USAGE >= 0.95)
 GB_PER_S = Live("kv_transfer_bytes_per_s") * 1e-9
 
 RETRIEVED = Tested(
@@ -123,7 +135,7 @@ def _decode_pool_share(facts: Facts) -> float | None:
 KV_TRANSFER_SLOW = cause(
     "kv_transfer_slow",
     Form(
-        gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK,
+        gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK | PASSED_OVER,
         start=Number(-0.3),
         terms=(
             term(SHARE, 0.3, 1.2, _long, when=LONG),
@@ -147,7 +159,16 @@ KV_TRANSFER_SLOW = cause(
                 signal="waiting_deferred",
             ),
             term(
-                QUEUED,
+                WAIT_S,
+                None,
+                1.2,
+                "{waiting_avg} requests wait, about {value:s} each, while those that are served "
+                "get their first token after {ttft_mean_s:s}, on a server that fetches KV",
+                when=PASSED_OVER,
+                signal="waiting",
+            ),
+            term(
+                NOT_BEGUN,
                 None,
                 -0.8,
                 "{value} fetches have not begun, and the KV cache here is "
@@ -186,7 +207,9 @@ KV_TRANSFER_SLOW = cause(
             ),
             KV_EXPIRES,
         ),
-        levels=((Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
+        levels=(
+            (Severity.CRITICAL, FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS | (PASSED_OVER & GROWING)),
+        ),
         instead=(
             (FAIL, "KV transfers from another node or cache tier fail."),
             (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from kneewatch.diagnose.account_signals import KV_UNACCOUNTED, PROMPTS
 from kneewatch.diagnose.causes.common_conditions import (
+    ARRIVALS,
+    BATCH,
     DEFERRED_GROWS,
     EXPIRED_PER_MIN,
     FIRST_TOKENS_VERY_LATE,
     KV_EXPIRES,
     KV_USAGE,
+    NOT_EVICTING,
+    PREFILL_BUSY,
     RUNNING,
+    STEPS_HAVE_ROOM,
     WAITING,
     at_hour,
     queued_for,
@@ -168,6 +173,32 @@ DEFERRED_SHARE = Minimum(
 
 DEFERRED_HOLD = (DEFERRED_SHARE >= 0.2) & (DEFERRED >= 0.25 * Live("running_avg"))
 
+DECODING = Live("generation_tokens_per_s") * Live("itl_mean_s")
+IDLE_SEATS = BATCH - DECODING - PREFILL_BUSY.otherwise(0.0)
+"""Running requests that get no token, by Little's law: tokens/s times the time between two tokens
+is the number of streams (more with speculation)."""
+
+SEATS_HELD = Check(
+    "seats_held",
+    (IDLE_SEATS >= (0.5 * BATCH).at_least(4.0)) & (DECODING > 0.0) & STEPS_HAVE_ROOM & NOT_EVICTING,
+    Number(120.0),
+    stretch=False,
+)
+"""Most running requests get no token for two minutes, while steps have room for them."""
+
+STARTED = ARRIVALS.otherwise(0.0)
+NEVER_SERVED = Check(
+    "never_served",
+    (Live("waiting_deferred") >= (0.5 * BATCH).at_least(4.0))
+    & (DEFERRED >= 10.0 * STARTED)
+    & (0.2 * DEFERRED >= STARTED * Live("ttft_mean_s").otherwise(0.0))
+    & ~(FETCHES | Live("lora_max").known),
+    Number(60.0),
+    stretch=False,
+)
+"""By Little's law deferred requests wait far longer than those took that got a first token: these
+passed them. Neither a connector nor adapters hold them back."""
+
 KV_HELD = cause(
     "kv_held",
     Form(
@@ -209,7 +240,7 @@ KV_HELD = cause(
         ),
         instead=(
             (
-                ~FETCHES,
+                ~FETCHES & (KV_HELD_SHARE >= HELD_FROM).assume(unknown=False),
                 "{held:%} of the KV cache is in use beyond what the requests in flight hold: "
                 "blocks are not given back.",
             ),
@@ -229,6 +260,49 @@ KV_HELD = cause(
         lever="With a KV connector, look for aborted or failed KV transfers in both sides' "
         "logs; let the connector give up before clients and routers do (time-outs). Restart "
         "the engine when the cache is nearly full; without a connector, report it to vLLM.",
+    ),
+    Form(
+        gate=SEATS_HELD | NEVER_SERVED,
+        start=Number(0.3),
+        terms=(
+            term(
+                IDLE_SEATS,
+                4.0,
+                1.5,
+                "{running_avg} requests run, and the tokens of {decoding:.1f} come: "
+                "{generation_tokens_per_s:tokens/s}, one each {itl_mean_s:s}",
+                when=SEATS_HELD,
+            ),
+            term(
+                DEFERRED,
+                4.0,
+                1.5,
+                "{value:.0f} requests are deferred, with no KV connector or adapter to wait for; "
+                "{arrival_per_s:requests/s} get a first token",
+                when=NEVER_SERVED,
+                signal="waiting_deferred",
+            ),
+        ),
+        levels=((Severity.CRITICAL, queued_for(60.0) | FIRST_TOKENS_VERY_LATE | DEFERRED_GROWS),),
+        instead=(
+            (
+                SEATS_HELD,
+                "{idle:.0f} of {running_avg:.0f} running requests get no token: they hold seats "
+                "and KV blocks.",
+            ),
+        ),
+        say="{deferred_requests:.0f} requests are held back, not for want of capacity, and are "
+        "hardly ever served.",
+        words=(
+            ("decoding", DECODING),
+            ("idle", IDLE_SEATS.otherwise(0.0)),
+            ("deferred_requests", DEFERRED),
+        ),
+        root=True,
+        summary="Requests that are in the engine get no tokens",
+        lever="Look in vLLM's log for these requests: a grammar that does not compile, a "
+        "connector, an encoder, a client that stopped reading. Let callers and the router time "
+        "out. Restart the engine where that does not end them.",
     ),
 )
 

@@ -640,6 +640,14 @@ OTHERS: Mapping[str, Situation] = {
     "kv_transfer_slow:held back, few run": CALM.but(
         waiting_deferred=3.0, waiting_deferred_avg=2.5, external_hit_ratio=0.9, running_avg=3.0
     ).lasting(deferred=30.0),
+    "kv_transfer_slow:passed by others": QUEUED.but(
+        waiting_deferred=None, waiting_deferred_avg=None, external_hit_ratio=0.9,
+        expected_wait_s=10.0, ttft_mean_s=1.0,
+    ).lasting(passed_over=40.0),
+    "kv_transfer_slow:more and more, passed by others": QUEUED.but(
+        waiting_deferred=None, waiting_deferred_avg=None, external_hit_ratio=0.9,
+        expected_wait_s=10.0, ttft_mean_s=1.0, waiting_slope_per_s=0.5,
+    ).lasting(passed_over=40.0, queue_grows=70.0),
     "prefill_interference:no request ended": STALLS.but(
         completed_per_s=0.0, prefill_long_per_s=0.0, large_step_per_s=0.25, running_avg=4.0,
         itl_stall_per_s=0.75, iteration_tokens_mean=8_195.0,
@@ -734,6 +742,30 @@ OTHERS: Mapping[str, Situation] = {
     "kv_held: not as prompts became shorter": HELD.but(
         running_avg=8.0, kv_transfer_mean_s=None, waiting_deferred_avg=0.0, prompts_moved_ratio=0.6
     ),
+    "kv_held:seats without tokens": CALM.but(
+        running_avg=43.0, generation_tokens_per_s=140.0, itl_mean_s=0.02, prefill_busy_ratio=0.1,
+        iteration_tokens_mean=10.0,
+    ).lasting(seats_held=130.0),
+    "kv_held:few seats without tokens": CALM.but(
+        running_avg=6.0, generation_tokens_per_s=80.0, itl_mean_s=0.02, prefill_busy_ratio=0.1,
+        iteration_tokens_mean=10.0,
+    ).lasting(seats_held=130.0),
+    "kv_held:seats without tokens, some queue": CALM.but(
+        running_avg=43.0, running=43.0, generation_tokens_per_s=140.0, itl_mean_s=0.02,
+        prefill_busy_ratio=0.1, iteration_tokens_mean=10.0, waiting_by_capacity=5.0,
+    ).lasting(seats_held=130.0, queued=90.0),
+    "kv_held:passed by others": CALM.but(
+        running_avg=30.0, waiting_deferred=20.0, waiting_deferred_avg=20.0, arrival_per_s=1.0,
+        ttft_mean_s=0.5,
+    ).lasting(never_served=70.0),
+    "kv_held:few, passed by others": CALM.but(
+        running_avg=4.0, waiting_deferred=5.0, waiting_deferred_avg=5.0, arrival_per_s=0.3,
+        ttft_mean_s=1.5,
+    ).lasting(never_served=70.0),
+    "kv_held:more and more, passed by others": CALM.but(
+        running_avg=4.0, waiting_deferred=20.0, waiting_deferred_avg=20.0, arrival_per_s=1.0,
+        ttft_mean_s=0.5, waiting_slope_per_s=0.2,
+    ).lasting(never_served=100.0, deferred_grows=100.0),
     "kv_held:less by the balance": HELD.but(kv_unaccounted_ratio=0.1),
     "kv_held:no balance": HELD.but(kv_unaccounted_ratio=None),
     "kv_transfer_slow:longer than usual": XFER.but(

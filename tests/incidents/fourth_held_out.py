@@ -6,10 +6,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kneewatch.rules.rule import Severity
-from tests.incidents.held_out import BEGINS_S, CHAT
+from tests.incidents.held_out import BEGINS_S, CHAT, waits_for_the_prefill_side
 from tests.incidents.incident import NOTHING, Incident
 from tests.incidents.pages import STEP_S, Load
-from tests.incidents.second_held_out import incident, milder, never
+from tests.incidents.second_held_out import incident, milder, never, never_scaled_out
 from tests.incidents.slow_decay import HOUR_S, drafts
 from tests.incidents.slow_decay import STEP_S as SLOW_STEP_S
 from tests.incidents.third_held_out import KV_OR_SEATS, from_the_first
@@ -197,6 +197,66 @@ DOCUMENTS = Load(
 """Documents of 10,000 tokens that neither the prefix cache nor LMCache has: TTFT 2.8 s."""
 
 
+def queued_for_transfers(at_s: float) -> Load:
+    """A decode server with vLLM 0.17: requests whose KV does not come pile up, and no page says
+    why."""
+    load = waits_for_the_prefill_side(at_s)
+    return replace(load, waiting=load.deferred or 0.0, deferred=None)
+
+
+def none_seen_to_leave(at_s: float) -> Load:
+    """The same, while as many as ever run."""
+    load = queued_for_transfers(at_s)
+    return replace(load, running=20.0, generated_per_s=900.0)
+
+
+def forty_seats_held(at_s: float) -> Load:
+    """Forty requests run for ever without a token, beside three that get theirs."""
+    chat = replace(CHAT, running=3.0, generated_per_s=140.0, answer_tokens=70.0)
+    return chat if at_s < BEGINS_S else replace(chat, running=43.0, kv_ratio=0.6)
+
+
+def held_for_their_grammar(at_s: float) -> Load:
+    """More and more requests wait for their grammar, and none of them is served."""
+    if at_s < BEGINS_S:
+        return CHAT
+    return replace(CHAT, deferred=0.55 * (at_s - BEGINS_S))
+
+
+def drafts_cost_more(at_s: float) -> Load:
+    """One stream has 342 tokens/s; with one draft token, of which 96.6% are accepted, 128."""
+    plain = replace(
+        CHAT, running=1.0, kv_ratio=0.002, generated_per_s=342.0, itl_s=1 / 342.0, hit_ratio=0.445,
+        first_tokens_per_s=0.85, finished_per_s=0.85, answer_tokens=400.0, request_s=1.2,
+        prompt_per_s=967.2, prompt_tokens=1130.0, prefill_s=0.03, steps_per_s=342.0,
+        step_tokens=2.6, blocks=80_000, drafts_per_s=0.0, draft_tokens=1,
+    )  # fmt: skip
+    if at_s < BEGINS_S:
+        return plain
+    return replace(
+        plain, generated_per_s=128.3, itl_s=0.0153, steps_per_s=65.2, drafts_per_s=65.2,
+        accepted_per_draft=0.966, first_tokens_per_s=0.33, finished_per_s=0.33, request_s=3.1,
+        prompt_per_s=373.0, hit_ratio=0.22, step_tokens=6.4,
+    )  # fmt: skip
+
+
+def eighth_of_seven(at_s: float) -> Load:
+    """Seven prompts of 32,000 tokens fit, at 114 ms a token; with an eighth, a token takes 440."""
+    seven = Load(
+        running=7.0, kv_ratio=0.924, blocks=2000, block_tokens=128, generated_per_s=52.0,
+        itl_s=0.114, first_tokens_per_s=0.052, finished_per_s=0.052, prompt_per_s=1660.0,
+        prompt_tokens=32_000.0, answer_tokens=1000.0, ttft_s=9.0, queued_s=0.01, prefill_s=9.0,
+        request_s=123.0, steps_per_s=8.8, step_tokens=195.0, hit_ratio=0.0, deferred=None,
+    )  # fmt: skip
+    if at_s < BEGINS_S:
+        return seven
+    return replace(
+        seven, running=8.0, waiting=4.0, kv_ratio=0.987, preempted_per_s=0.05, itl_s=0.425,
+        generated_per_s=17.0, first_tokens_per_s=0.017, finished_per_s=0.017, prompt_per_s=557.0,
+        queued_s=160.0, ttft_s=170.0, request_s=600.0, steps_per_s=2.3, step_tokens=900.0,
+    )  # fmt: skip
+
+
 def of_hours(name: str, source: str, hourly: tuple[float, ...], first_cause: str) -> Incident:
     """A server that is scraped every two minutes for eleven hours, and judged for the last two."""
     return Incident(
@@ -254,6 +314,20 @@ INCIDENTS = (
     from_the_first(never(incident("prompts of 175,000 tokens, one at a time",
                                   "healthy; spark-vllm-docker 114", one_long_prompt_at_a_time,
                                   NOTHING), "engine_stalled", "kv_pressure")),
+    never_scaled_out(incident("a transfer holds the queue, no reasons", "vllm 50719",
+                              queued_for_transfers, "kv_transfer_slow")),
+    never_scaled_out(incident("... while as many as ever run", "vllm 50719", none_seen_to_leave,
+                              "kv_transfer_slow")),
+    replace(never_scaled_out(milder(incident("40 of 43 running requests get no token", "vllm 38347",
+                                             forty_seats_held, "kv_held"))),
+            judged_from_s=BEGINS_S + 150.0),
+    replace(never_scaled_out(incident("requests wait for their grammar for ever", "vllm 53130",
+                                      held_for_their_grammar, "kv_held")),
+            judged_from_s=BEGINS_S + 150.0),
+    never(incident("drafts cost more than they give: 342 -> 128 tokens/s", "vllm 39680",
+                   drafts_cost_more, "slow_steps"), "queue_saturation"),
+    never(incident("an eighth long prompt: 114 -> 440 ms a token", "vllm-ascend 5859",
+                   eighth_of_seven, "kv_pressure"), "admission_limit", "engine_stalled"),
     from_the_first(never(incident("documents that no cache has", "healthy; LMCache 1741",
                                   lambda _: DOCUMENTS, NOTHING), "kv_transfer_slow")),
 )  # fmt: skip

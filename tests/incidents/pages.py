@@ -18,8 +18,9 @@ class Load(Struct, frozen=True, kw_only=True):
 
     `finished_per_s` requests are counted by `request_success`, `answered_per_s` by the histograms
     alone. `waiting` requests are queued for capacity, `deferred` ones for a transfer, a grammar or
-    an adapter; `errors_per_s` requests end in an error, `server_errors_per_s` calls in HTTP 5xx;
-    `blocks` is the size of the KV cache. Every first token came after `ttft_s`, every
+    an adapter (None: the page gives no reasons); `errors_per_s` requests end in an error,
+    `server_errors_per_s` calls in HTTP 5xx; `blocks` is the size of the KV cache. Every first token
+    came after `ttft_s`, every
     request that finished took `request_s`, `queued_s` of it in the queue, `prefill_s` in prefill
     and `outside_s` outside the engine, and had a prompt of `prompt_tokens`; `cut_share` of them
     ended at their limit; of the prompts, `giant_share` had `giant_tokens`; every answer had
@@ -32,7 +33,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
     running: float = 0.0
     waiting: float = 0.0
-    deferred: float = 0.0
+    deferred: float | None = 0.0
     kv_ratio: float = 0.0
     blocks: int = 4096
     block_tokens: int = 16
@@ -207,13 +208,15 @@ def _histogram(
 def _page(load: Load, counted: Counter[str]) -> str:
     gauges = {
         f"vllm:num_requests_running{{{LABELS}}}": load.running,
-        f"vllm:num_requests_waiting{{{LABELS}}}": load.waiting + load.deferred,
-        f'vllm:num_requests_waiting_by_reason{{reason="capacity",{LABELS}}}': load.waiting,
-        f'vllm:num_requests_waiting_by_reason{{reason="deferred",{LABELS}}}': load.deferred,
+        f"vllm:num_requests_waiting{{{LABELS}}}": load.waiting + (load.deferred or 0.0),
         f"vllm:kv_cache_usage_perc{{{LABELS}}}": load.kv_ratio,
         f'vllm:cache_config_info{{block_size="{load.block_tokens}",enable_prefix_caching="True",'
         f'num_gpu_blocks="{load.blocks}",{LABELS}}}': 1.0,
     }
+    if load.deferred is not None:
+        for reason, requests in (("capacity", load.waiting), ("deferred", load.deferred)):
+            series = f'vllm:num_requests_waiting_by_reason{{reason="{reason}",{LABELS}}}'
+            gauges[series] = requests
     if load.adapters is not None:
         running, waiting = load.adapters
         names = f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
