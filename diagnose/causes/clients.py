@@ -1,4 +1,4 @@
-"""Causes from the HTTP server's counters: calls that clients give up, and invalid calls. Pure.
+"""Causes from what becomes of requests: given up, failed, answered with next to nothing. Pure.
 
 Every accepted request is finished, in flight or given up. vLLM does not count most of the given-up
 ones, so they are computed from the other counts.
@@ -6,11 +6,18 @@ ones, so they are computed from the other counts.
 
 from __future__ import annotations
 
+from kneewatch.diagnose.account_signals import ANSWERS, DEMAND, PROMPTS
 from kneewatch.diagnose.causes.bottleneck import ABORTED_SHARE, SPEED_IS_LOST
-from kneewatch.diagnose.causes.common_conditions import SERVED, SOME_GIVEN_UP, WINDOW_S
+from kneewatch.diagnose.causes.common_conditions import (
+    FAR,
+    SERVED,
+    SOME_GIVEN_UP,
+    UNMOVED,
+    WINDOW_S,
+)
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, cause, term
-from kneewatch.rules.conditions import Condition, FirstOf, Number, Quantity
+from kneewatch.rules.conditions import Check, Condition, FirstOf, Number, Quantity
 from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
 
@@ -170,6 +177,18 @@ def _failing(
     )
 
 
+NEXT_TO_NOTHING = 0.1
+CUT = (
+    (Live(ANSWERS) <= NEXT_TO_NOTHING)
+    & (Live(DEMAND) * FAR >= 1.0)
+    & (Live(PROMPTS) <= UNMOVED)
+    & (Live(PROMPTS) * UNMOVED >= 1.0)
+    & (SERVED * WINDOW_S >= 20.0)
+).assume(unknown=False)
+CUT_SHORT = Check("cut_short", CUT, Number(60.0)) & CUT
+"""For a minute answers have nearly no tokens, though prompts are as long as usual and requests
+do not stay away. A closed loop then asks more often."""
+
 REQUESTS_FAILING = cause(
     "requests_failing",
     _failing(
@@ -208,6 +227,34 @@ REQUESTS_FAILING = cause(
             "server.",
         ),
         when=~ACCEPTED.known & ~SPEED_IS_LOST,
+    ),
+    Form(
+        gate=CUT_SHORT,
+        start=Number(0.3),
+        terms=(
+            term(
+                Live(ANSWERS),
+                NEXT_TO_NOTHING,
+                2.0,
+                "answers have x{value:.2f} of their usual length ({output_tokens_mean} tokens), "
+                "with x{demand_moved_ratio:.1f} of the usual requests/s and prompts x"
+                "{prompts_moved_ratio:.1f} as long",
+                below=True,
+            ),
+            term(
+                Live("finished_length_ratio"),
+                None,
+                0.0,
+                "{value:%} of the answers end at their limit",
+            ),
+        ),
+        say="Answers have {output_tokens_mean} tokens, x{answers_moved_ratio:.2f} of their usual "
+        "length, while requests/s and prompts are as usual.",
+        summary="Answers have a tenth of their usual length or less, requests and prompts as usual",
+        lever="Read one answer and its finish_reason. `stop` at once: compare the chat template, "
+        "the stop sequences and the model's end-of-sequence token with the last release; `length`: "
+        "max_tokens of the client or the gateway. If short answers are wanted, accept them: "
+        "kneewatch accept.",
     ),
 )
 

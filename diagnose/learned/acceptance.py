@@ -25,7 +25,7 @@ from kneewatch.diagnose.values import Signals
 from kneewatch.diagnose.verdict import Cause, Evidence
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.formatting import clock, date, quantity, span
-from kneewatch.rules.rule import FAMILIES, TRACKED, TTFT, Severity
+from kneewatch.rules.rule import FAMILIES, LENGTHS, TRACKED, TTFT, Severity
 from kneewatch.rules.wire import Figure, UnixTime, rounded, to_ms, written_as
 
 ENGINE_SPEED = "speed"
@@ -145,7 +145,7 @@ class KeptApart:
         accepted = {each.family for each in deviations}
         if ENGINE_SPEED in accepted:
             self._account.accept()
-        elif TTFT in accepted:
+        elif not accepted.isdisjoint((TTFT, LENGTHS)):
             self._account.accept_work()
         self._baseline.accept(values, accepted & set(FAMILIES))
         for family in accepted:

@@ -37,7 +37,7 @@ from kneewatch.diagnose.account_signals import (
     WARM_UP_S,
     is_unchanged,
 )
-from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed
+from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed, StepLimits
 from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, PREFILLS, DecodeStep, Work
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Samples
@@ -98,13 +98,6 @@ learned together."""
 
 USUAL_SAMPLES_MIN = SLOW_SAMPLES = 3
 
-CROWD_FROM = 2.0
-"""From so many times the usual requests/s on, the batch grew because of them. What a sequence costs
-in a batch of a size that was never seen is then unknown: steps may take as many times longer."""
-
-APART = 2.0
-"""Limits of the speed that are closer together tell it by themselves."""
-
 AGED_FROM = 0.5
 """The growing contexts of requests that all began a minute ago or earlier explain such a speed."""
 
@@ -138,12 +131,12 @@ class StepSample(NamedTuple):
     t_s: float
     work: Work
     step: DecodeStep
-    limits_s: tuple[float, float] | None
+    limits: StepLimits | None
 
     @property
     def is_slow(self) -> bool:
         """Whether the step took longer than the most that it may take."""
-        return self.limits_s is not None and self.step.took_s > self.limits_s[1]
+        return self.limits is not None and self.step.took_s > self.limits.most_s
 
 
 class Account:
@@ -163,12 +156,11 @@ class Account:
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
         self._slow: Speed | None = None
-        self._crowd = 1.0
         self._began_s = inf
         self._usual = {key: Samples() for key in (DEMAND, STREAM, *WORK_FACTORS)}
         self._usual_s = -inf
         self._to_learn: Signals = {}
-        self._off_s: dict[str, float] = {}
+        self._off_s: dict[str, tuple[float, float]] = {}
         self.slow_since_s = inf
         """Since when the engine has been slow; inf while it is not."""
         self.is_slow = False
@@ -260,7 +252,7 @@ class Account:
         total = self._total(work)
         quiet = values.served_s >= WARM_UP_S and not work.preemptions
         if work.gaps:
-            self._add_step(work, total, now_s)
+            self._add_step(work, now_s)
             gap_s = values.signals.get("itl_p50_s")
         else:
             self._recent.clear()  # answers of one token show no decode steps
@@ -273,8 +265,10 @@ class Account:
             speed = None
         doubtful = any(each is not None and each.ratio < LEARNED_FROM for each in (speed, prefill))
         if self._recent:
-            *_, step, limits_s = self._recent[-1]
-            is_usual = self._steps.may_learn(step.took_s, limits_s)
+            *_, step, limits = self._recent[-1]
+            is_usual = self._steps.may_learn(step.took_s, limits)
+            if speed is not None and not is_usual and speed.ratio >= LEARNED_FROM:
+                speed = None  # a batch that slow steps enlarged may have hidden them
             doubtful = doubtful or (speed is None and not is_usual)
             quiet = quiet and is_usual and (speed is None or speed.ratio >= LEARNED_FROM)
             if quiet:
@@ -289,14 +283,13 @@ class Account:
                 pace.settle(now_s - SETTLED_S)
         self._compare(total, speed, prefill, now_s)
 
-    def _add_step(self, work: Work, total: Work, now_s: float) -> None:
+    def _add_step(self, work: Work, now_s: float) -> None:
         """Keep the sample's mean decode step, and how long it may take."""
         recent, step = self._recent, work.step
-        self._note_crowd(total)
-        limits_s = self._steps.limits(step, self._prefills.token_s, self._crowd)
-        if limits_s is not None:
-            self._steps.follow(limits_s[1] / step.took_s)
-        recent.append(StepSample(now_s, work, step, limits_s))
+        limits = self._steps.limits(step, self._prefills.token_s)
+        if limits is not None:
+            self._steps.follow(limits.most_s / step.took_s)
+        recent.append(StepSample(now_s, work, step, limits))
         while recent[0].t_s < now_s - KEPT_S:
             recent.popleft()
         self._began_s = now_s if work.first_tokens else min(self._began_s, now_s)
@@ -319,21 +312,13 @@ class Account:
             works.popleft()
         return Work(*map(sum, zip(*[astuple(each) for each in works], strict=True)))
 
-    def _note_crowd(self, total: Work) -> None:
-        """Note how many times the usual requests/s are served; 1 if not many times."""
-        usual = self._usual_value(DEMAND)
-        if total.first_tokens >= COUNT_MIN:
-            growth = total.first_tokens / total.seconds / usual if usual else 1.0
-            surely = growth >= CROWD_FROM * _chance_ratio(total.first_tokens)
-            self._crowd = growth if surely else 1.0
-
     def _ratios(self) -> tuple[float, float, int] | None:
         """The least and the most speed of the recent samples, each weighted by its tokens, and
         their number; None if unknown."""
         weighted = [
-            (work.gaps * step.took_s, work.gaps * limits_s[0], work.gaps * limits_s[1])
-            for _, work, step, limits_s in self._recent
-            if limits_s is not None
+            (work.gaps * step.took_s, work.gaps * limits.least_s, work.gaps * limits.most_s)
+            for _, work, step, limits in self._recent
+            if limits is not None
         ]
         if not weighted or any(sample.work.hides_recomputed for sample in self._recent):
             return None
@@ -354,7 +339,7 @@ class Account:
             return None
         least, most, samples = ratios
         speed, slow = self._steps.speed(least, most, samples), self._slow
-        hidden = APART * least <= most < 1.0
+        hidden = most < 1.0 and (speed is None or speed.ratio < LEARNED_FROM)
         if not hidden or (slow is not None and slow.ratio < least):
             slow = None
         if aged and slow is None and AGED_FROM <= most < 1.0:
@@ -374,7 +359,7 @@ class Account:
     def _is_full(self, now_s: float) -> bool:
         """Whether the recent samples cover their time, and all of them were judged."""
         covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
-        return covered_s >= KEPT_S - HALF_MS_S and all(each.limits_s for each in self._recent)
+        return covered_s >= KEPT_S - HALF_MS_S and all(each.limits for each in self._recent)
 
     def _prefill_speed(
         self, total: Work, now_s: float, gap_s: float | None
@@ -385,16 +370,17 @@ class Account:
         prefill = total.prefill(step, gap_s)
         if prefill is None:
             return None, None
-        took_s = prefill.took_s * self._share_alone(total)
-        limits_s = self._prefills.limits(prefill, self._prefills.token_s, self._crowd)
+        took_s, alone_s = prefill.took_s, prefill.took_s * self._share_alone(total)
+        limits = self._prefills.limits(prefill, self._prefills.token_s)
         is_due = now_s - self._prefills_s >= KEPT_S
         speed, may_learn = None, True
-        if limits_s is not None:
-            most, least = limits_s[1] / took_s, limits_s[0] / took_s
+        if limits is not None:
+            # How much of the time prompts waited for one another is an estimate from above.
+            most, least = limits.most_s / alone_s, limits.least_s / took_s
             if is_due:
                 self._prefills.follow(most)
             speed = self._prefills.speed(least, most)
-            may_learn = self._prefills.may_learn(took_s, (0.0, limits_s[1]))
+            may_learn = self._prefills.may_learn(alone_s, limits)
         if not (may_learn and is_due):
             return speed, None
         mean_s = total.prefills_s / total.prefills
@@ -432,7 +418,8 @@ class Account:
             SPEED: None if speed is None else speed.ratio,
             PREFILL_SPEED: None if prefill is None else prefill.ratio,
         }
-        measured = [each for each in speeds.values() if each is not None]
+        shown = {key: _rounded(ratio, 0.05) for key, ratio in speeds.items()}
+        measured = [each for each in shown.values() if each is not None]
         self.is_slow = min(measured) <= 1 / CHANGED_FROM if measured else self.is_slow
         self.slow_since_s = min(self.slow_since_s, now_s) if self.is_slow else inf
         streams = {STREAM: moved[STREAM] if speed is None else 1.0}  # all that is known of it
@@ -443,9 +430,9 @@ class Account:
             if len(self._usual[DEMAND]) < USUAL_SAMPLES_MIN:
                 self.learn_usual(now_s)
         slow_s = [self._off_s[key] for key in speeds if key in self._off_s]
-        since_s = min(slow_s or self._off_s.values(), default=None)
+        since_s, _ = min(slow_s or self._off_s.values(), default=(None, None))
         self.values = {
-            **{key: _rounded(ratio, 0.05) for key, ratio in speeds.items()},
+            **shown,
             SPEED_ERROR: None if speed is None else _error(speed),
             **{key: _rounded(ratio, 0.1) for key, ratio in moved.items()},
             STREAM_RATE: _two_digits(present[STREAM]),
@@ -513,15 +500,17 @@ class Account:
             self.slow_since_s, self.is_slow = state.slow_since_s, True
 
     def _mark(self, factors: Mapping[str, float | None], now_s: float) -> None:
-        """Note since when each factor has been off its usual value. Unknown changes nothing."""
+        """Note since when each factor has been off its usual value. Unknown changes nothing, nor
+        does a return between two bursts."""
         recent = self._recent
         slow = next((sample for sample in recent if sample.is_slow), recent[0] if recent else None)
         begun_s = now_s if self._off_s or slow is None else slow.t_s - slow.work.seconds
         for name, ratio in factors.items():
-            if ratio is not None and is_unchanged(ratio):
+            since_s, last_s = self._off_s.get(name, (begun_s, -inf))
+            if ratio is not None and not is_unchanged(ratio):
+                self._off_s[name] = since_s, now_s
+            elif ratio is not None and now_s - last_s >= KEPT_S:
                 self._off_s.pop(name, None)
-            elif ratio is not None:
-                self._off_s.setdefault(name, begun_s)
 
 
 NOTHING_KNOWN: Mapping[str, float | None] = dict.fromkeys(ACCOUNT_SIGNALS)

@@ -374,8 +374,13 @@ def _quartile(ordered: Sequence[float], quarter: int) -> float:
 
 
 def capacity_used(values: Mapping[str, float | None], knee: LearnedKnee | None) -> float | None:
-    """The GPU's activity; without a GPU source the requests in flight over the learned C_max."""
+    """The GPU's activity; without a GPU source the requests in flight over the learned C_max.
+
+    At most 1, because a queue uses no more than all of it; None if unknown.
+    """
     busy, running = values.get("gpu_engine_active_ratio"), values.get("running_avg")
-    if busy is not None or knee is None or not knee.reached or running is None:
-        return busy
-    return (running + (values.get("waiting_avg") or 0.0)) / knee.c_max.expected
+    if busy is not None:
+        return busy if busy <= 1.0 else None
+    if knee is None or not knee.reached or running is None:
+        return None
+    return min(1.0, (running + (values.get("waiting_avg") or 0.0)) / knee.c_max.expected)

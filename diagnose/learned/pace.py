@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections import deque
 from copy import copy
 from math import exp, inf, log, log2, sqrt
+from operator import mul
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -58,6 +60,20 @@ them, the speed is unknown."""
 
 SQRT_2 = sqrt(2.0)
 
+LINE_NOISE, LINE_BENDS = 0.03, 0.05
+"""A reference is off the line by this share of its time, and by more for each doubling of the batch
+between it and the step."""
+
+MORE_FROM = 1.1
+"""From so many times the most tokens/s of quiet steps on, the load is larger than ever before."""
+
+LINE_FREE = 3.0
+"""A line through references has so many free numbers."""
+
+STEEPER = 1.5
+"""Beyond the largest batch and the most prompt tokens that were seen, one more takes at most this
+many times as long as before."""
+
 
 class Reference(Struct):
     """The mean of quiet steps of nearly the same work. `samples`: how many it stands on."""
@@ -87,15 +103,20 @@ class Reference(Struct):
         self.tokens += share * (step.tokens - self.tokens)
         self.seen_s = now_s
 
-    def limits(
-        self, step: DecodeStep, token_s: float | None, noise: float, growth: float
-    ) -> tuple[float, float]:
+    def weight(self, step: DecodeStep, noise: float) -> float:
+        """How much it counts in the line at a step: less with few samples, and the less its batch
+        is like the step's."""
+        bends = LINE_NOISE + LINE_BENDS * abs(log2(self.size / step.size))
+        return 1.0 / (self.took_s**2 * (noise**2 / self.samples + bends**2))
+
+    def limits(self, step: DecodeStep, token_s: float | None, noise: float) -> tuple[float, float]:
         """The least and the most seconds that a step of this work may take, by this reference.
 
         `token_s` is the time per computed prompt token; None if unknown. `noise` is that of a
-        sample. `growth`: how many times the usual requests/s are served.
+        sample.
         """
         own_s = self.took_s
+        growth = step.size * own_s / (self.size * step.took_s) if step.took_s else 1.0
         size, more_read = step.size / self.size, READ_RATIO * (step.beside - self.beside)
         beside = 1.0 + more_read / max(1.0, READ_RATIO * self.beside)
         prompts = (1 + step.prompt_tokens) / (1 + self.prompt_tokens) if token_s is None else 1.0
@@ -116,6 +137,14 @@ class Reference(Struct):
             most_s *= step.tokens / self.tokens  # longer drafts: longer steps with more tokens
         few = 1.0 + BEYOND_NOISE * noise / sqrt(self.samples)
         return least_s / few, most_s * few
+
+
+class StepLimits(NamedTuple):
+    """The least and the most seconds that a step may take, and the most that it usually takes."""
+
+    least_s: float
+    most_s: float
+    usual_s: float
 
 
 class PaceState(Struct, frozen=True):
@@ -178,22 +207,82 @@ class Pace:
         self.samples, self.since_s = 0, inf
         """Number of samples learned, and the time of the first."""
 
-    def limits(
-        self, step: DecodeStep, token_s: float | None = None, growth: float = 1.0
-    ) -> tuple[float, float] | None:
-        """The least and the most seconds that a step of this work may take; None if unknown."""
+    def limits(self, step: DecodeStep, token_s: float | None = None) -> StepLimits | None:
+        """What a step of this work may take; None if unknown."""
         if self.samples < self._first_samples:
             return None
-        least_s, most_s, noise = 0.0, inf, self._noise
+        least_s, usual_s, most_s = self._line_limits(step)
+        noise = self._noise
         for reference in self._references.values():
-            low_s, high_s = reference.limits(step, token_s, noise, growth)
+            low_s, high_s = reference.limits(step, token_s, noise)
             if low_s > least_s:
                 least_s = low_s
             if high_s < most_s:
                 most_s = high_s
         if least_s > most_s:
             least_s = most_s = sqrt(least_s * most_s)
-        return least_s, most_s
+        if not self._creeps or self._serves_more(step):
+            usual_s = most_s
+        elif 0.0 < KNOWN_UP_TO * least_s < most_s:
+            usual_s = min(usual_s, sqrt(least_s * most_s))
+        return StepLimits(least_s, most_s, min(usual_s, most_s))
+
+    def _serves_more(self, step: DecodeStep) -> bool:
+        """Whether more tokens are generated or more prompt tokens are computed in a second than
+        ever before: a larger load, and not slower steps, brought the larger batch."""
+        references = self._references.values()
+        most = max(each.size / each.took_s for each in references)
+        prompts = max(each.prompt_tokens / each.took_s for each in references)
+        few_s = step.took_s * MORE_FROM
+        return step.size > few_s * most or step.prompt_tokens > few_s * prompts
+
+    def _line_limits(self, step: DecodeStep) -> tuple[float, float, float]:
+        """The least, the usual and the most seconds of a step by the line through the references:
+        by what one more sequence and one more prompt token took this engine in quiet times.
+
+        Weighted least squares, with the line's error. The usual time is the most by the line as it
+        is; beyond the largest work seen it may be steeper.
+        """
+        kind, noise = key_of(step)[2], self._quiet_noise.deviation
+        alike = [each for key, each in self._references.items() if key[2] == kind]
+        if not alike:
+            return 0.0, inf, inf
+        weights = [each.weight(step, noise) for each in alike]
+        rows = [(each.took_s, each.size, each.prompt_tokens, each.beside) for each in alike]
+        whole = sum(weights)
+        took_s, size, prompts, beside = (
+            sum(map(mul, weights, column)) / whole for column in zip(*rows, strict=True)
+        )
+        # As long as nothing else is known, time may grow as fast as the work.
+        sizes, prompts_2 = (size / took_s) ** 2, ((1.0 + prompts) / took_s) ** 2
+        both = by_size = by_prompts = off = 0.0
+        for weight, (each_s, each_size, each_prompts, _) in zip(weights, rows, strict=True):
+            each_s, each_size, each_prompts = (
+                each_s - took_s,
+                each_size - size,
+                each_prompts - prompts,
+            )
+            sizes += weight * each_size**2
+            prompts_2 += weight * each_prompts**2
+            both += weight * each_size * each_prompts
+            by_size += weight * each_size * each_s
+            by_prompts += weight * each_prompts * each_s
+            off += weight * each_s**2
+        square = sizes * prompts_2 - both**2
+        size_s = (prompts_2 * by_size - both * by_prompts) / square
+        prompt_s = (sizes * by_prompts - both * by_size) / square
+        more, longer = step.size - size, step.prompt_tokens - prompts
+        own_s = took_s + size_s * more + prompt_s * longer
+        unsure = (prompts_2 * more**2 - 2 * both * more * longer + sizes * longer**2) / square
+        fit = LINE_FREE + max(0.0, off - size_s * by_size - prompt_s * by_prompts)
+        fit /= max(LINE_FREE, float(len(alike)))
+        unsure_s = BEYOND_NOISE * sqrt(fit * (1.0 / whole + unsure))
+        more -= max(each.size for each in alike) - size
+        longer -= max(each.prompt_tokens for each in alike) - prompts
+        steeper_s = max(0.0, size_s) * max(0.0, more) + max(0.0, prompt_s) * max(0.0, longer)
+        more_read = max(0.0, step.beside - step.size * beside / size)
+        usual_s = own_s * (1.0 + READ_RATIO * more_read) + unsure_s
+        return max(0.0, own_s - unsure_s), usual_s, usual_s + (STEEPER - 1.0) * steeper_s
 
     def follow(self, speed_at_most: float) -> None:
         """Note how much the speed of a sample differs from that of the sample before."""
@@ -215,18 +304,13 @@ class Pace:
         steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
         return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
 
-    def may_learn(self, took_s: float, limits_s: tuple[float, float] | None) -> bool:
+    def may_learn(self, took_s: float, limits: StepLimits | None) -> bool:
         """Whether a sample with these limits belongs to quiet times.
 
         If its work was never seen, the most that it may take proves nothing: a batch that slow
         steps enlarged has such limits, too.
         """
-        if limits_s is None:
-            return True
-        least_s, most_s = limits_s
-        is_wide = 0.0 < KNOWN_UP_TO * least_s < most_s
-        usual_s = sqrt(least_s * most_s) if is_wide else most_s
-        return usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
+        return limits is None or limits.usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
 
     def learn(self, step: DecodeStep, now_s: float, token_s: float | None = None) -> None:
         """Add a sample of quiet times; it counts once it has settled. The first ones count at once.

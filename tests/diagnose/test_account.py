@@ -14,14 +14,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose import account_signals as accounts
+from kneewatch.diagnose.account_signals import PREFILL_SPEED
 from kneewatch.diagnose.causes.bottleneck import PREFILLS_SLOW_FROM
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.reader import COUNTED
-from kneewatch.diagnose.latency_split import changed
+from kneewatch.diagnose.latency_split import Changed, changed
 from kneewatch.diagnose.learned.account import Account, beyond_chance
 from kneewatch.diagnose.learned.pace import Pace
 from kneewatch.diagnose.learned.work import DecodeStep, Work
 from kneewatch.diagnose.values import Values
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.diagnosis_text import changed_words
 from tests.incidents import rebuilt
 from tests.incidents.shares import above_whole
 
@@ -143,6 +146,12 @@ MACHINE = Machine()
 LONG_PROMPTS = Load(per_s=0.8, prompt_tokens=4000.0)
 
 
+def words_of(split: Changed) -> str:
+    return changed_words(
+        Verdict(t_s=0.0, target="t", engine="0", model="m", health="ok", changed=split)
+    )
+
+
 def slowed(times: float) -> Machine:
     return Machine(slower=times)
 
@@ -179,9 +188,9 @@ def test_a_batch_that_grew_as_much_as_its_steps_leaves_the_speed_unknown(
     assert "not seen in quiet times" in line
     split = changed(served.account.values, served.t_s)
     assert split is not None
-    assert "unknown: engine speed" in split.words()
+    assert "unknown: engine speed" in words_of(split)
     assert split.since_s is not None
-    assert not split.words().startswith("as usual")
+    assert not words_of(split).startswith("as usual")
 
 
 def test_a_closed_loop_is_told_from_an_open_one() -> None:
@@ -256,10 +265,10 @@ def test_an_engine_that_slows_down_over_an_hour_is_no_noise() -> None:
 def test_answers_of_one_token_show_the_speed_of_prefills() -> None:
     load = Load(per_s=1.0, prompt_tokens=1500.0, answer_tokens=1.0)
     served = Served().under(load, MACHINE, QUIET_S)
-    assert served.value(accounts.PREFILL_SPEED) == 1.0
+    assert served.value(PREFILL_SPEED) == 1.0
     assert served.value(accounts.DEMAND) == 1.0
     served.under(load, replace(MACHINE, slower=2.5))
-    slowed = served.value(accounts.PREFILL_SPEED)
+    slowed = served.value(PREFILL_SPEED)
     assert slowed is not None
     assert slowed <= 0.6
     assert served.speed is None
@@ -294,7 +303,7 @@ def test_a_slow_prefill_is_seen() -> None:
     served = Served().under(Load(), MACHINE, QUIET_S)
     served.under(Load(), Machine(prefill_slower=4.0), 180.0)
     assert served.speed == pytest.approx(1.0, abs=0.05)
-    prefill = served.value(accounts.PREFILL_SPEED)
+    prefill = served.value(PREFILL_SPEED)
     assert prefill is not None
     assert prefill <= 0.5
 
@@ -302,20 +311,29 @@ def test_a_slow_prefill_is_seen() -> None:
 def test_prefills_that_wait_for_one_another_are_not_slow() -> None:
     served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
     served.under(replace(LONG_PROMPTS, per_s=2 * LONG_PROMPTS.per_s), MACHINE, 180.0)
-    prefill = served.value(accounts.PREFILL_SPEED)
+    prefill = served.value(PREFILL_SPEED)
     assert prefill is None or prefill > PREFILLS_SLOW_FROM
 
 
 def test_slow_prefills_that_wait_for_one_another_have_their_own_speed() -> None:
     served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
     served.under(LONG_PROMPTS, Machine(prefill_slower=2.0), 180.0)
-    assert served.value(accounts.PREFILL_SPEED) == pytest.approx(0.5, abs=0.1)
+    assert served.value(PREFILL_SPEED) == pytest.approx(0.5, abs=0.1)
+
+
+def test_prompts_that_no_longer_hit_are_not_computed_faster() -> None:
+    """More is computed in the same time: how long prompts waited for one another is a guess."""
+    hits = Load(per_s=2.0, prompt_tokens=2000.0, hit_ratio=0.9)
+    served = Served().under(hits, MACHINE, QUIET_S)
+    for _ in range(12):
+        prefill = served.under(replace(hits, hit_ratio=0.0), MACHINE, 10.0).value(PREFILL_SPEED)
+        assert prefill is None or 0.8 <= prefill <= 1.25
 
 
 def test_the_prefill_of_an_evicted_request_says_nothing() -> None:
     served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
     served.under(LONG_PROMPTS, Machine(prefill_slower=2.0, evicts=1.0), 60.0)
-    assert served.value(accounts.PREFILL_SPEED) is None
+    assert served.value(PREFILL_SPEED) is None
 
 
 def test_a_prefill_that_takes_longer_than_the_window_is_seen() -> None:
@@ -334,7 +352,7 @@ def test_a_prefill_that_takes_longer_than_the_window_is_seen() -> None:
             totals[:] = [total + more for total, more in zip(totals, gained, strict=True)]
             t_s += SCRAPE_S
             account.update(t_s, Values({}, totals=tuple(totals)))
-        return account.values.get(accounts.PREFILL_SPEED)
+        return account.values.get(PREFILL_SPEED)
 
     assert speed_after(16, prefill_s=90.0) == pytest.approx(1.0, abs=0.1)
     slow = speed_after(8, prefill_s=270.0)
@@ -510,7 +528,7 @@ def test_the_split_is_one_line() -> None:
     split = changed(served.account.values, 1_795_000_000.0)
     assert split is not None
     assert split.since_s is not None
-    words = split.words()
+    words = words_of(split)
     assert "; as usual: requests/s, prompt length, answer length, prefix cache hits" in words
     assert re.match(r"since \d\d:\d\d: compared with quiet times engine speed x0\.", words)
     assert changed({}, 0.0) is None
@@ -519,7 +537,7 @@ def test_the_split_is_one_line() -> None:
 def test_an_unknown_factor_is_said() -> None:
     split = changed({accounts.DEMAND: 1.0}, 0.0)
     assert split is not None
-    assert split.words() == (
+    assert words_of(split) == (
         "as usual: requests/s; unknown: prompt length, answer length, prefix cache hits, "
         "engine speed"
     )

@@ -54,7 +54,9 @@ def test_without_a_gpu_source_the_load_is_a_share_of_c_max() -> None:
     assert knee is not None
     load = {"running_avg": 4.0, "waiting_avg": 1.0}
     assert capacity_used(load, knee) == pytest.approx(5.0 / knee.c_max.expected)
+    assert capacity_used({**load, "waiting_avg": 3000.0}, knee) == 1.0
     assert capacity_used({**load, "gpu_engine_active_ratio": 0.9}, knee) == 0.9
+    assert capacity_used({**load, "gpu_engine_active_ratio": 3186.0}, knee) is None
     assert capacity_used(load, replace(knee, reached=False)) is None
     assert RULES_BY_ID["FLEET-LOW"].signal == RULES_BY_ID["FLEET-HIGH"].signal == CAPACITY_USED
 

@@ -74,6 +74,11 @@ class QuickEngine:
             kind.make(0.0, self._rng) for kind, share in kinds for _ in range(round(share * POOL))
         ]
 
+    def use(self, steps: Steps) -> None:
+        """Let steps take as long as these from now on."""
+        self.steps = steps
+        self._plain.clear()
+
     def run(self, until_s: float) -> None:
         """Go on until a moment (or the end of the prompt that it lies in)."""
         while self.now_s < until_s:

@@ -1,0 +1,149 @@
+"""Changes that last: an engine that stays slower, answers that stay short. None becomes usual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kneewatch.agent.stream import TargetStream
+from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.rule import Severity
+from tests.simulator.days import KINDS, setting_of
+from tests.simulator.page import START_S
+from tests.simulator.quick import QuickEngine
+from tests.simulator.quick_pages import QuickPages
+from tests.simulator.server import Server
+from tests.simulator.work import Steps, Work
+
+SCRAPE_S, HOUR_S = 15.0, 3600.0
+SETTLED_S = 180.0
+
+
+class SlowSteps(Struct, frozen=True):
+    """Steps that all take so many times as long."""
+
+    usual: Steps
+    times: float
+
+    @property
+    def request_s(self) -> float:
+        return self.usual.request_s
+
+    @property
+    def load_adapter_s(self) -> float:
+        return self.usual.load_adapter_s
+
+    def step_s(self, work: Work) -> float:
+        return self.times * self.usual.step_s(work)
+
+    def worked(self, work: Work, steps: int, step_s: float) -> None:
+        self.usual.worked(work, steps, step_s)
+
+
+class Watched:
+    """An engine of 7 requests/s at most, and what is said of it. `rate_per_s`: of an open loop."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        self._setting = setting_of(dict(KINDS)["chat"], "32B on H200")
+        self._server = Server(self._setting, Random(1))
+        self.rate_per_s, self.t_s = rate_per_s, 0.0
+        self.stream = TargetStream("sim", Profile(), Limits())
+        kind, rng = self._server.source.kind, self._server.rng
+        self._engine = QuickEngine(
+            self._setting.launch, self._server.steps, kind, lambda _now_s: self.rate_per_s, rng
+        )
+        self._pages = QuickPages(self._engine, form=self._setting.form)
+
+    def slow(self, times: float) -> None:
+        """Let each step take so many times as long as at first."""
+        self._engine.use(SlowSteps(self._server.steps, times))
+
+    def ask(self, *, answers: float = 1.0, prompts: float = 1.0) -> None:
+        """Let answers and prompts be so many times as long as at first."""
+        shape = self._setting.shape
+        shape = replace(shape, output=answers * shape.output, prompt=prompts * shape.prompt)
+        self._engine.ask([(shape.kind([]), 1.0)])
+
+    def after(self, seconds: float) -> Iterator[Verdict]:
+        """The verdicts of so many seconds."""
+        for _ in range(round(seconds / SCRAPE_S)):
+            self.t_s += SCRAPE_S
+            self._engine.run(self.t_s)
+            (verdict,) = self.stream.judge(START_S + self.t_s, self._pages.page())
+            yield verdict
+
+
+def names(verdicts: Iterator[Verdict]) -> list[set[str]]:
+    """The ids of the causes of each verdict, once it is settled."""
+    said = [{cause.id for cause in verdict.causes} for verdict in verdicts]
+    return said[round(SETTLED_S / SCRAPE_S) :]
+
+
+@pytest.mark.parametrize(
+    ("night_per_s", "times"),
+    [
+        pytest.param(None, 1.6, id="by day"),
+        pytest.param(0.1, 1.6, id="after a quiet night"),
+        pytest.param(0.1, 2.0, id="twice as slow after a quiet night"),
+    ],
+)
+def test_a_constant_slowdown_is_told_for_as_long_as_it_lasts(
+    night_per_s: float | None, times: float
+) -> None:
+    engine = Watched(2.1)
+    assert all("slow_steps" not in each for each in names(engine.after(HOUR_S)))
+    if night_per_s is not None:
+        engine.rate_per_s = night_per_s
+        assert all("slow_steps" not in each for each in names(engine.after(HOUR_S)))
+        engine.rate_per_s = 2.1
+    engine.slow(times)
+    said = names(engine.after(HOUR_S))
+    assert sum("slow_steps" in each for each in said) >= 0.95 * len(said)
+    engine.slow(1.0)
+    assert all("slow_steps" not in each for each in names(engine.after(900.0)))
+
+
+def test_a_load_that_returns_after_a_quiet_night_is_not_slow() -> None:
+    engine = Watched(2.1)
+    for rate_per_s in (2.1, 0.1, 2.1, 4.2):
+        engine.rate_per_s = rate_per_s
+        assert all("slow_steps" not in each for each in names(engine.after(HOUR_S)))
+
+
+def test_answers_that_are_cut_short_at_an_equal_load_are_a_fault_of_the_service() -> None:
+    engine = Watched(1.0)
+    assert not set().union(*names(engine.after(1200.0)))
+    engine.ask(answers=0.01)
+    verdicts = list(engine.after(HOUR_S))
+    said = names(iter(verdicts))
+    assert sum("requests_failing" in each for each in said) >= 0.95 * len(said)
+    (cause,) = [each for each in verdicts[-1].causes if each.id == "requests_failing"]
+    assert cause.severity == Severity.WARNING
+    assert cause.summary.startswith("Answers have")
+    (monitor,) = engine.stream.monitor.engines
+    assert monitor.judge.accept(START_S + engine.t_s, "wanted")
+    assert all("requests_failing" not in each for each in names(engine.after(900.0)))
+
+
+@pytest.mark.parametrize(
+    ("answers", "prompts", "rate_per_s"),
+    [
+        pytest.param(0.3, 1.0, 1.0, id="a third is a change of the workload"),
+        pytest.param(0.01, 4.0, 1.0, id="other prompts: other traffic"),
+        pytest.param(0.01, 1.0, 0.3, id="much less traffic"),
+    ],
+)
+def test_short_answers_to_other_requests_are_no_fault(
+    answers: float, prompts: float, rate_per_s: float
+) -> None:
+    engine = Watched(1.0)
+    list(engine.after(1200.0))
+    engine.ask(answers=answers, prompts=prompts)
+    engine.rate_per_s = rate_per_s
+    assert all("requests_failing" not in each for each in names(engine.after(1200.0)))
