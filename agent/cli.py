@@ -254,8 +254,7 @@ def size_command(form: str, words: tuple[str, ...], **given: Any) -> int:  # noq
     COMMAND is a model and its GPUs, such as `qwen3-32b 8xh200`, or a whole `vllm serve ...` line
     in quotes or behind `--`.
 
-    Exit status: 0 fits, 1 does not fit, misses a target or does not serve the
-    rate, 2 cannot be sized.
+    Exit status: 0 fits and serves the load, 1 does not, 2 cannot be sized.
     """
     from kneewatch.agent import size_command as size
 

@@ -202,6 +202,7 @@ passed them. Neither a connector nor adapters hold them back."""
 KV_HELD = cause(
     "kv_held",
     Form(
+        summary="KV blocks are held by transfers, by deferred requests, or are not given back",
         gate=(FETCHES | GREW)
         & Check("kv_unaccounted", (KV_HELD_SHARE >= HELD_FROM) | DEFERRED_HOLD, Number(30.0)),
         start=Number(0.3),

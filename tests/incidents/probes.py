@@ -94,12 +94,18 @@ class Heard(Struct, frozen=True):
     def _advice(self) -> str:
         if not self.probe.change:
             return ""
-        flags = [
-            each.recommendations[0].changes[0].flag if each.recommendations else "no change"
-            for each in self.judged
-        ]
+        flags = [self._advised(each) for each in self.judged]
         wrong = [flag for flag in flags if flag != self.probe.change]
         return f"advises {wrong[0]} first" if len(wrong) > (1 - RIGHT_FROM) * len(flags) else ""
+
+    def _advised(self, diagnosis: Verdict) -> str:
+        """The flag that is advised first, also while its figure is being measured."""
+        if not diagnosis.recommendations:
+            return "no change"
+        first = diagnosis.recommendations[0]
+        if first.changes:
+            return first.changes[0].flag
+        return self.probe.change if self.probe.change in first.summary else "no change"
 
     def _page(self) -> str:
         page_s, wanted = self.page_s, self.probe.paged

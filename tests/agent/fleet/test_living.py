@@ -311,7 +311,7 @@ def test_the_advice_for_a_pool_is_a_flag_before_replicas_and_stays(tmp_path: Pat
         if t_s >= FROM_S + 90.0:  # from then on the window has only the overload
             sizes.setdefault(advice.id, []).append(advice.changes[0].after)
     assert len(set(sizes["replicas"])) == 1
-    assert len(set(sizes["max-num-seqs-up"])) <= 2  # as many as arrive, however many wait
+    assert len(set(sizes["max-num-seqs-up"])) <= 2  # what arrives and its bursts, however many wait
     seats = sizes["max-num-seqs-up"][-1]
     assert isinstance(seats, int)
-    assert 64 < seats <= 96
+    assert 64 < seats <= 120  # about 80 run at once; 3 deviations of bursts are 27

@@ -144,8 +144,8 @@ def test_every_colour_has_a_plain_value_before_its_variable() -> None:
 
 def test_the_same_values_give_the_same_file(pages: dict[str, str]) -> None:
     script = (
-        "from tests.reports.weekly.page import examples; from kneewatch.reports.weekly.page import "
-        "render; import sys; sys.stdout.buffer.write(render(examples.fleet()).encode())"
+        "from tests.reports.weekly.page import examples; from kneewatch.reports.weekly.page.html "
+        "import render; import sys; sys.stdout.buffer.write(render(examples.fleet()).encode())"
     )
     # Another process, whose hashes and object addresses are others.
     process = subprocess.run(
