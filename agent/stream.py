@@ -21,6 +21,7 @@ from kneewatch.collector.page_memory import PAGES
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.deployment.server_state import NO_STATE
 from kneewatch.diagnose.diagnosis_config import Profile
+from kneewatch.diagnose.engine.counterfactual import with_counterfactuals
 from kneewatch.diagnose.engine.target_monitor import Compare, JudgeRouter, TargetMonitor
 from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.gpu import GpuMonitor
@@ -57,8 +58,8 @@ def no_gpus(_now_s: float) -> GpuReading:
 
 
 def target_monitor(name: str, profile: Profile, beside: Beside = tuple) -> TargetMonitor:
-    """A monitor that recommends changes, compares the engines of a page, and judges routers by the
-    engines `beside` them."""
+    """A monitor that recommends changes, explains causes, compares the engines of a page, and
+    judges routers by the engines `beside` them."""
 
     def new_router(name: str, profile: Profile) -> JudgeRouter:
         # Imported here: most targets are engines, and this import is slow.
@@ -66,7 +67,9 @@ def target_monitor(name: str, profile: Profile, beside: Beside = tuple) -> Targe
 
         return RouterPages(name, profile, beside).judged
 
-    return TargetMonitor(name, profile, new_adviser, _new_comparison, new_router, in_own_words)
+    return TargetMonitor(
+        name, profile, new_adviser, _new_comparison, new_router, in_own_words, with_counterfactuals
+    )
 
 
 def new_adviser(stated: StatedServer) -> Adviser:

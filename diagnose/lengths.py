@@ -171,11 +171,7 @@ class LiveWorkload(Struct, frozen=True):
 
 
 def more_than_chance(
-    count: float,
-    expected: float,
-    *,
-    false_alarm: float = FALSE_ALARM,
-    alike: float = ALIKE,
+    count: float, expected: float, *, false_alarm: float = FALSE_ALARM, alike: float = ALIKE
 ) -> bool:
     """Whether `count` arrivals are more than chance explains if `expected` arrivals are expected.
 

@@ -60,7 +60,7 @@ class WeeklyPeaks(Job):
         self._peaks: dict[tuple[str, EngineKey], float | None] = {}
 
     def exchange(self, target: str, engine: EngineMonitor, _t_s: float) -> None:
-        engine.judge.set_weekly_peak(self.peak_requests(target, engine.key))
+        engine.judge.weekly_peak_requests = self.peak_requests(target, engine.key)
 
     def peak_requests(self, target: str, key: EngineKey) -> float | None:
         """Peak requests of the last week; None if the history has less than a week."""

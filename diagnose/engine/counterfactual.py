@@ -15,6 +15,7 @@ from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
 from kneewatch.diagnose.deployment.server_state import GpuState
 from kneewatch.diagnose.halving import end_of
+from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.verdict import Cause, Counterfactual, Evidence
 from kneewatch.rules.rule import MORE_IS_BETTER
 
@@ -81,6 +82,17 @@ FAR = 4.0
 BARELY = 1.001
 """An earlier counterfactual is kept if the cause is still concluded just inside it, by this
 factor."""
+
+
+def with_counterfactuals(facts: Facts, first: Cause, before: Cause | None) -> Cause:
+    """The first cause with its counterfactuals; `before` is the last one that got them.
+
+    During its clear time, those of the last scrape at which the cause was concluded.
+    """
+    points = before.unless if before is not None and before.id == first.id else ()
+    if first.seen_s == facts.now_s:
+        points = counterfactuals(BY_ID[first.id].stands, facts, first, points)
+    return replace(first, unless=points)
 
 
 def counterfactuals(

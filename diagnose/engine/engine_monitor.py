@@ -11,7 +11,7 @@ from kneewatch.collector.scrape_history import Restart
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Judge, NewAdviser, Spell
+from kneewatch.diagnose.engine.judge import Judge
 from kneewatch.diagnose.engine.reader import EngineReader
 from kneewatch.diagnose.values import GpuReading, Values
 from kneewatch.diagnose.verdict import Cause, LogFailure, Verdict
@@ -31,17 +31,9 @@ GONE = "the engine is not on the page"
 class EngineMonitor:
     """Monitors one engine over time: `reader` reads its pages, `judge` judges what was read."""
 
-    def __init__(
-        self,
-        target: str,
-        key: EngineKey,
-        profile: Profile,
-        new_adviser: NewAdviser | None = None,
-        spell: Spell | None = None,
-    ) -> None:
-        self.key, self.profile = key, profile
+    def __init__(self, key: EngineKey, profile: Profile, judge: Judge) -> None:
+        self.key, self.profile, self.judge = key, profile, judge
         self.reader = EngineReader(profile)
-        self.judge = Judge(target, key, profile, new_adviser, spell)
         self._vanished = 0
         self._appeared_s = float("-inf")
         self.newest: Verdict | None = None

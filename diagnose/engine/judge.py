@@ -13,14 +13,7 @@ from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import VLLM, EngineKind
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.diagnose.account_signals import (
-    CAPACITY_USED,
-    DRAINS,
-    KV_UNACCOUNTED,
-    MOVED_FOR,
-    PREFILL_SILENCE,
-    STALL,
-)
+from kneewatch.diagnose import account_signals as account
 from kneewatch.diagnose.capacity import StatedServer
 from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.causes.bottleneck import unseen_host
@@ -28,7 +21,6 @@ from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
 from kneewatch.diagnose.causes.unexplained import Explained
 from kneewatch.diagnose.deployment.server_state import CanaryState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.engine.diagnosis import (
     Aftermath,
     CauseTracker,
@@ -67,15 +59,7 @@ from kneewatch.diagnose.ranking import (
 )
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.values import Values
-from kneewatch.diagnose.verdict import (
-    UNKNOWN_STAGE,
-    Cause,
-    Counterfactual,
-    LogFailure,
-    Server,
-    Verdict,
-    worst_of,
-)
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, LogFailure, Server, Verdict, worst_of
 from kneewatch.rules.cascade import lacking
 from kneewatch.rules.facts import NO_TARGETS
 from kneewatch.rules.lifecycle import Cascade, RuleState
@@ -109,11 +93,16 @@ NewAdviser = Callable[[StatedServer], Adviser]
 Spell = Callable[[Verdict, EngineKind], Verdict]
 """Puts a verdict, which is in vLLM's words, in those of another engine."""
 
+Explain = Callable[[Facts, Cause, Cause | None], Cause]
+"""Adds counterfactuals to the first cause; the last one is that of an earlier scrape, with its
+own."""
+
 
 class Judge:
     """Judges one engine over time. It reads only values, never a page.
 
-    Without `new_adviser`, verdicts have no recommendations; without `spell`, vLLM's words.
+    Without `new_adviser`, verdicts have no recommendations; without `spell`, vLLM's words; without
+    `explain`, no counterfactuals.
     """
 
     def __init__(
@@ -123,6 +112,7 @@ class Judge:
         profile: Profile,
         new_adviser: NewAdviser | None = None,
         spell: Spell | None = None,
+        explain: Explain | None = None,
     ) -> None:
         self._target, self._key, self._profile = target, key, profile
         self._rules = [RuleState(rule, scale=profile.scale) for rule in profile.rules]
@@ -139,10 +129,11 @@ class Judge:
         self._tracker = CauseTracker[Cause](scale=profile.scale)
         self._explained, self._aftermath = Explained(BY_ID), Aftermath()
         self._adviser: Adviser | None = None
-        self._new_adviser, self._spell = new_adviser, spell
+        self._new_adviser, self._spell, self._explain = new_adviser, spell, explain
         self._stated = profile.stated
-        self._weekly_peak_requests: float | None = None
-        self._unless: tuple[str, tuple[Counterfactual, ...]] = ("", ())
+        self.weekly_peak_requests: float | None = None
+        """The most requests that ran or waited at once within the last week; None if unknown."""
+        self._first: Cause | None = None
         self._restarts: deque[ReplacedProcess] = deque(maxlen=RESTARTS_KEPT)
         self._newest_read: Verdict | None = None
         self._started_s: float | None = None
@@ -159,11 +150,6 @@ class Judge:
         self._server: Server | None = None
         self._kind = VLLM
         self._server_gpus = profile.stated.server_gpus
-
-    def set_weekly_peak(self, peak_requests: float | None) -> None:
-        """Set the most requests that ran or waited at once within the last week; None if
-        unknown."""
-        self._weekly_peak_requests = peak_requests
 
     def set_server(self, facts: Server, stated: StatedServer) -> None:
         """Set the facts about the server; used from the next page on."""
@@ -215,8 +201,8 @@ class Judge:
         severity = worst_of(causes, stage, crossed)
         causes = as_severe(causes, severity, findings)
         readable = not lacks_core and values.scrapes > 1
-        targets, canary = self._profile.targets, values.canary
-        moved = facts.values.get(MOVED_FOR) is not None
+        targets, canary, drains = self._profile.targets, values.canary, self._aftermath.drains
+        moved = facts.values.get(account.MOVED_FOR) is not None
         what = changed(facts.values, t_s, self._restarted() if moved else None)
         if what is not None and causes:
             causes[0] = compared(causes[0], what)
@@ -233,7 +219,7 @@ class Judge:
             symptoms=symptoms(facts, causes),
             changed=what,
             findings=findings,
-            values={**facts.values, DRAINS: 1.0} if self._aftermath.drains else facts.values,
+            values={**facts.values, account.DRAINS: 1.0} if drains else facts.values,
             unknown=[
                 *without_stage(missing, values.scrapes),
                 *canary_words(canary),
@@ -245,9 +231,7 @@ class Judge:
             ],
             window_s=to_ms(values.window_s),
             judged_against=judged_against(
-                targets,
-                proposed,
-                has_baseline=facts.baseline.get("ttft_p99_s") is not None,
+                targets, proposed, has_baseline=facts.baseline.get("ttft_p99_s") is not None
             ),
             proposed=proposed_document(proposed),
             recommendations=self._advised(facts, causes) if causes else (),
@@ -279,11 +263,7 @@ class Judge:
             model=self._key.model,
             health=health(causes[0].severity, readable=False),
             causes=causes,
-            unknown=[
-                f"every signal: {why}",
-                *canary_words(canary),
-                *(log.unknown if log else ()),
-            ],
+            unknown=[f"every signal: {why}", *canary_words(canary), *(log.unknown if log else ())],
             judged_against=f"nothing: {seen}",
             recommendations=log.recommendations if log else (),
             server=None if self._server is None else self._server.at(t_s),
@@ -378,7 +358,7 @@ class Judge:
         missing = lacking(stage, signals)
         signals["cascade_stage"] = None if missing else float(stage.level)
         signals["cascade_severity"] = None if missing else float(stage.severity or OK)
-        signals[KV_UNACCOUNTED] = self._kv_balance.unaccounted(values, signals)
+        signals[account.KV_UNACCOUNTED] = self._kv_balance.unaccounted(values, signals)
         gpus = values.gpus
         facts = Facts(
             now_s=t_s,
@@ -405,11 +385,11 @@ class Judge:
         streaks_s = self._streaks.update(t_s, values, facts)
         progress = self._streaks.progress
         signals |= {key: value for key, value in progress.open_calls.values.items() if value}
-        signals[STALL] = streaks_s.get("stalled", 0.0)
-        signals[PREFILL_SILENCE] = progress.prefill_silence_s(values, signals)
+        signals[account.STALL] = streaks_s.get("stalled", 0.0)
+        signals[account.PREFILL_SILENCE] = progress.prefill_silence_s(values, signals)
         knee = learned.knee(t_s, signals)
-        signals[CAPACITY_USED] = capacity_used(signals, knee)
-        notes[CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
+        signals[account.CAPACITY_USED] = capacity_used(signals, knee)
+        notes[account.CAPACITY_USED] = "no GPU source, and C_max is not learned yet"
         findings = {
             state.rule.id: state.judge(t_s, signals, values.missing, notes, idle=idle)
             for state in self._rules
@@ -452,23 +432,12 @@ class Judge:
         tracked = self._aftermath.without(facts, tracked)
         causes = ranked(self._explained.without(tracked, facts))
         self._aftermath.reported(facts.now_s, causes)
-        if causes:
-            causes[0] = replace(causes[0], unless=self._turning_points(facts, causes[0]))
+        if causes and self._explain is not None:
+            self._first = self._explain(facts, causes[0], self._first)
+            causes[0] = self._first
         # Learn last: the counterfactuals need the baseline that the causes were concluded from.
         self.learned.learn(facts, concluded, crossed)
         return [cause.rounded() for cause in causes], missing is not None
-
-    def _turning_points(self, facts: Facts, first: Cause) -> tuple[Counterfactual, ...]:
-        """Counterfactuals of the first cause.
-
-        During its clear time, those of the last scrape at which the cause was concluded.
-        """
-        cause, last_points = self._unless
-        points = last_points if cause == first.id else ()
-        if first.seen_s == facts.now_s:
-            points = counterfactuals(BY_ID[first.id].stands, facts, first, points)
-        self._unless = (first.id, points)
-        return points
 
     def _advised(self, facts: Facts, causes: list[Cause]) -> tuple[Advice, ...]:
         """The recommendations for these causes."""
@@ -476,7 +445,7 @@ class Judge:
             return ()
         if self._adviser is None:
             self._adviser = self._new_adviser(self._stated)
-        self._adviser.weekly_peak_requests = self._weekly_peak_requests
+        self._adviser.weekly_peak_requests = self.weekly_peak_requests
         return self._adviser.advise(facts, causes, self.learned.curve)
 
     def _unknowns(self, values: Values) -> list[str]:

@@ -92,12 +92,7 @@ class Learned:
         answers = values.answers
         return None if answers is None else endless(self.workload.points.get(ANSWERS, ()), answers)
 
-    def learn(
-        self,
-        facts: Facts,
-        concluded: Sequence[Cause],
-        crossed: Sequence[Finding],
-    ) -> None:
+    def learn(self, facts: Facts, concluded: Sequence[Cause], crossed: Sequence[Finding]) -> None:
         """Add the scrape to the baselines of the families that no recent problem disturbed."""
         disturbed = moved_families(concluded, facts)
         disturbed.update(

@@ -9,13 +9,7 @@ from math import inf
 
 from kneewatch.collector.names.vllm_resolver import EngineBinding
 from kneewatch.collector.page import Page
-from kneewatch.collector.scrape_history import (
-    NO_COLUMNS,
-    Column,
-    History,
-    Restart,
-    Where,
-)
+from kneewatch.collector.scrape_history import NO_COLUMNS, Column, History, Restart, Where
 from kneewatch.collector.signals.signal import SignalSet, metrics_of
 from kneewatch.collector.signals.table import (
     GENERATION_HANDLERS,

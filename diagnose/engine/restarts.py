@@ -14,11 +14,7 @@ from kneewatch.rules.formatting import quantity
 from kneewatch.rules.rule import ITL, TTFT, WARNING
 
 RESTARTS_KEPT = 16
-LAST_PAGE = (
-    ("running", "{} running"),
-    ("waiting", "{} waiting"),
-    ("kv_usage_ratio", "KV {}"),
-)
+LAST_PAGE = (("running", "{} running"), ("waiting", "{} waiting"), ("kv_usage_ratio", "KV {}"))
 """Signals of a process's last page that are kept after the process was replaced."""
 
 

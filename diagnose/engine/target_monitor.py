@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes import availability as observer
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.judge import NewAdviser, Spell
+from kneewatch.diagnose.engine.judge import Explain, Judge, NewAdviser, Spell
 from kneewatch.diagnose.ranking import ENGINE_DIED
 from kneewatch.diagnose.values import NO_GPUS, GpuReading, Values
 from kneewatch.diagnose.verdict import LogFailure, Server, Verdict
@@ -54,6 +54,7 @@ class TargetMonitor:
     Without `new_adviser`, diagnoses have no recommendations. `new_comparison` takes the profile's
     scale; without it, the engines of a page are not compared. `new_router` takes the name and the
     profile; without it, a router's page counts as unreadable. `spell`: for engines other than vLLM.
+    Without `explain`, causes have no counterfactuals.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class TargetMonitor:
         new_comparison: Callable[[float], Compare] | None = None,
         new_router: Callable[[str, Profile], JudgeRouter] | None = None,
         spell: Spell | None = None,
+        explain: Explain | None = None,
     ) -> None:
         self.name, self.profile = name, profile
-        self._new_adviser, self._new_comparison = new_adviser, new_comparison
-        self._new_router, self._spell = new_router, spell
+        self._new_comparison, self._new_router = new_comparison, new_router
+        self._of_judges = new_adviser, spell, explain
         self._judge_router: JudgeRouter | None = None
         self._engines: dict[EngineKey, EngineMonitor] = {}
         self._failures, self._failing_since_s = 0, 0.0
@@ -137,7 +139,8 @@ class TargetMonitor:
             engine.judge.set_usual(usual)
 
     def _new_engine(self, key: EngineKey) -> EngineMonitor:
-        engine = EngineMonitor(self.name, key, self.profile, self._new_adviser, self._spell)
+        judge = Judge(self.name, key, self.profile, *self._of_judges)
+        engine = EngineMonitor(key, self.profile, judge)
         engine.host = self._host
         engine.judge.set_usual(self._usual)
         if self._server is not None:

@@ -127,8 +127,7 @@ class Reference(Struct):
             sequences_s = TOKENS_A_SEQUENCE * token_s * (step.size - self.size)
             read_s = own_s * more_read
             most_s = min(
-                most_s,
-                max(own_s + max(0.0, sequences_s) + max(0.0, read_s), own_s * growth),
+                most_s, max(own_s + max(0.0, sequences_s) + max(0.0, read_s), own_s * growth)
             )
             least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
             most_s += token_s * max(0.0, more_tokens)
@@ -257,11 +256,9 @@ class Pace:
         sizes, prompts_2 = (size / took_s) ** 2, ((1.0 + prompts) / took_s) ** 2
         both = by_size = by_prompts = off = 0.0
         for weight, (each_s, each_size, each_prompts, _) in zip(weights, rows, strict=True):
-            each_s, each_size, each_prompts = (
-                each_s - took_s,
-                each_size - size,
-                each_prompts - prompts,
-            )
+            each_s -= took_s
+            each_size -= size
+            each_prompts -= prompts
             sizes += weight * each_size**2
             prompts_2 += weight * each_prompts**2
             both += weight * each_size * each_prompts
