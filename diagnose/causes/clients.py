@@ -18,7 +18,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, cause, term
 from kneewatch.rules.conditions import Check, Condition, FirstOf, Number, Quantity
-from kneewatch.rules.quantities import Live
+from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
 
 CALLS_MIN = 4.0
@@ -180,6 +180,7 @@ def _failing(
 NEXT_TO_NOTHING = 0.1
 CUT = (
     (Live(ANSWERS) <= NEXT_TO_NOTHING)
+    & (Live("output_tokens_p50") <= NEXT_TO_NOTHING * BaselineValue("output_tokens_p50"))
     & (Live(DEMAND) * FAR >= 1.0)
     & (Live(PROMPTS) <= UNMOVED)
     & (Live(PROMPTS) * UNMOVED >= 1.0)
@@ -187,7 +188,8 @@ CUT = (
 ).assume(unknown=False)
 CUT_SHORT = Check("cut_short", CUT, Number(60.0)) & CUT
 """For a minute answers have nearly no tokens, though prompts are as long as usual and requests
-do not stay away. A closed loop then asks more often."""
+do not stay away. A closed loop then asks more often. The median tells it from long requests that no
+longer come beside short ones: it was that of the short ones before."""
 
 REQUESTS_FAILING = cause(
     "requests_failing",

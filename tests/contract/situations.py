@@ -700,11 +700,15 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "requests_failing:answers cut short": CALM.but(
         answers_moved_ratio=0.04, demand_moved_ratio=0.6, prompts_moved_ratio=1.0,
-        completed_per_s=0.5,
+        completed_per_s=0.5, output_tokens_p50=6.0,
+    ).lasting(cut_short=70.0),
+    "requests_failing: not by short answers that were half of them": CALM.but(
+        answers_moved_ratio=0.04, demand_moved_ratio=0.6, prompts_moved_ratio=1.0,
+        completed_per_s=0.5, output_tokens_p50=60.0,
     ).lasting(cut_short=70.0),
     "requests_failing: not by short answers to longer prompts": CALM.but(
         answers_moved_ratio=0.04, demand_moved_ratio=1.0, prompts_moved_ratio=1.5,
-        completed_per_s=0.5,
+        completed_per_s=0.5, output_tokens_p50=6.0,
     ).lasting(cut_short=70.0),
     "requests_failing: not by callers that leave": CALM.but(
         finished_abort_per_s=0.6, accepted_per_s=2.0, given_up_ratio=0.3

@@ -80,6 +80,7 @@ QUIET: Mapping[str, float] = {
     "prefix_hit_tokens_mean": 120.0,
     "finished_length_ratio": 0.3,
     "output_tokens_mean": 200.0,
+    "output_tokens_p50": 180.0,
     "running_avg": 10.0,
     "kv_usage_avg_ratio": 0.5,
     "computed_prompt_tokens_per_s": 200.0,

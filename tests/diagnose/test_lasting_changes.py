@@ -70,6 +70,12 @@ class Watched:
         shape = replace(shape, output=answers * shape.output, prompt=prompts * shape.prompt)
         self._engine.ask([(shape.kind([]), 1.0)])
 
+    def ask_both(self, *, short: float, short_share: float) -> None:
+        """Let a share of the requests have answers so many times as long as the others'."""
+        shape = self._setting.shape
+        few_tokens = replace(shape, output=short * shape.output)
+        self._engine.ask([(shape.kind([]), 1.0 - short_share), (few_tokens.kind([]), short_share)])
+
     def after(self, seconds: float) -> Iterator[Verdict]:
         """The verdicts of so many seconds."""
         for _ in range(round(seconds / SCRAPE_S)):
@@ -114,6 +120,15 @@ def test_a_load_that_returns_after_a_quiet_night_is_not_slow() -> None:
     for rate_per_s in (2.1, 0.1, 2.1, 4.2):
         engine.rate_per_s = rate_per_s
         assert all("slow_steps" not in each for each in names(engine.after(HOUR_S)))
+
+
+def test_long_requests_that_no_longer_come_beside_short_ones_cut_nothing_short() -> None:
+    engine = Watched(1.0)
+    engine.ask_both(short=0.02, short_share=0.55)
+    assert not set().union(*names(engine.after(1800.0)))
+    engine.ask(answers=0.02)
+    engine.rate_per_s = 0.55
+    assert "requests_failing" not in set().union(*names(engine.after(1800.0)))
 
 
 def test_answers_that_are_cut_short_at_an_equal_load_are_a_fault_of_the_service() -> None:
