@@ -302,7 +302,9 @@ def running_at_arrivals(context: LeverContext, *, most: float) -> float:
 
     def stay_s(requests: float) -> float | None:
         then = speed_of(context, requests)
-        return then and then.ttft_s + (demand.output_tokens or 0.0) * then.itl_s
+        if then is None:
+            return None
+        return then.ttft_s + (demand.output_tokens or 0.0) * then.itl_s
 
     running = at_present_speed = now * demand.arrival_per_s / demand.served_per_s
     now_s = stay_s(now)
