@@ -80,17 +80,13 @@ BY_WORD: Mapping[str, Severity] = {severity.word: severity for severity in SEVER
 
 
 TTFT, ITL, PREFIX, LENGTHS, LOAD, TRANSFER = "ttft", "itl", "prefix", "lengths", "load", "transfer"
+OUTPUT = "output_tokens_mean", "output_tokens_p50"
 
 TRACKED: Mapping[str, tuple[str, ...]] = {
     TTFT: ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "ttft_p99_p50_ratio"),
     ITL: ("itl_p50_s", "itl_p99_s", "itl_mean_s", "itl_stall_time_ratio"),
     PREFIX: ("prefix_hit_ratio", "prefix_hit_tokens_mean", "prefix_query_per_s"),
-    LENGTHS: (
-        "finished_length_ratio",
-        "output_tokens_mean",
-        "output_tokens_p50",
-        "spec_accepted_per_draft_tokens",
-    ),
+    LENGTHS: ("finished_length_ratio", *OUTPUT, "spec_accepted_per_draft_tokens"),
     LOAD: ("running_avg", "kv_usage_avg_ratio"),
     TRANSFER: ("kv_transfer_mean_s",),
 }

@@ -462,6 +462,8 @@ class Adviser:
                 self._end_incidents()
             return ()
         trend_is_new = was_short and self._queue.spans(facts.window_s)
+        if any(each.id == SEATS_UP and not each.changes for each in self._recommendations):
+            trend_is_new |= self._queue.measures(facts.window_s)
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)

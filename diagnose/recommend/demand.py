@@ -59,7 +59,7 @@ class QueueTrend(Struct, frozen=True):
 
     `growth_per_s` is arrivals minus completions. `callers`: the clients that each send the next
     request once the last one is answered (a closed loop); None if requests arrive on their own, or
-    if that is unknown. `is_measured`: the queue was seen for a window.
+    if that is unknown. `is_measured`: rates of a window are those of the queue.
     """
 
     growth_per_s: float
@@ -81,6 +81,14 @@ class QueueHistory:
         """Whether it has about a window: scrapes are not exactly at its ends."""
         seen = self._seen
         return bool(seen) and seen[-1][0] - seen[0][0] >= WINDOW_SEEN * window_s
+
+    def measures(self, window_s: float) -> bool:
+        """Whether the rates of a window are the queue's: those of a scrape are of the time since
+        the one before. `diagnose` watches for a window."""
+        seen = self._seen
+        if len(seen) < 2:
+            return False
+        return 2 * seen[-1][0] - seen[-2][0] - seen[0][0] >= WINDOW_SEEN * window_s
 
     def forget(self) -> None:
         """Start anew with the next incident or queue."""
@@ -114,7 +122,7 @@ class QueueHistory:
         served_per_s = _served_per_s(values)
         if not self.spans(window_s):
             slope = values.get("waiting_slope_per_s") or 0.0
-            return QueueTrend(min(slope, served_per_s), is_measured=False)
+            return QueueTrend(min(slope, served_per_s), is_measured=self.measures(window_s))
         return QueueTrend(self._growth_per_s(), self._callers(served_per_s, window_s))
 
     def _growth_per_s(self) -> float:

@@ -40,6 +40,13 @@ def test_a_burst_is_served_at_the_rate_at_which_requests_begin() -> None:
     assert (wanted.served_per_s, wanted.arrival_per_s) == (4.3, 11.3)
 
 
+def test_rates_are_measured_by_the_last_scrape_of_a_command_that_watches_for_a_window() -> None:
+    history, window_s = QueueHistory(), 20.0
+    for at_s in range(2, 21, 2):  # the first scrape, at 0, has no rates
+        history.add(float(at_s), {"running": 8.0, "waiting": 20.0}, window_s, is_incident=True)
+        assert history.trend({}, window_s).is_measured == (at_s == 20)
+
+
 def test_a_queue_of_one_or_two_in_turn_does_not_grow() -> None:
     wanted = demand({"completed_per_s": 0.02, "waiting_slope_per_s": 0.04}, SERVER)
     assert wanted.arrival_per_s == 0.02
