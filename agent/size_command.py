@@ -452,9 +452,10 @@ def _compared(name: str, answer: Size) -> Lever:
     """A sized launch to be shown beside others, at the load that it is planned for."""
     question, speed, fleet = answer.question, answer.performance, answer.fleet
     at_peak, usable = answer.at_peak(), answer.usable_concurrency
-    if fleet is not None and at_peak is not None:
+    if at_peak is not None:
         in_flight, speed = at_peak
-        question = replace(question, replicas=fleet.deployed_instances)
+        if fleet is not None:
+            question = replace(question, replicas=fleet.deployed_instances)
         question = replace(question, concurrency=in_flight * question.engines)
     elif speed is not None and usable is not None and question.concurrency is None:
         speed = speed.loop.at(usable)

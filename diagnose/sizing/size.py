@@ -190,10 +190,12 @@ def _sources(answer: Memory) -> Iterator[str]:
     if launch.weights_bytes is not None and (launch.adapters or launch.draft):
         yield "adapters and draft model are added to the stated weights"
     if launch.slack is None and floor(answer.held.expected) > floor(answer.concurrency.expected):
+        longest = launch.longest_tokens
+        logged = answer.layout.concurrency(answer.available_bytes.expected, longest)
         yield (
-            f"vLLM will log a maximum concurrency of {figure(answer.concurrency.expected)} for "
-            f"{launch.context:,} tokens: it counts every request in prefill. In decode a request "
-            "keeps only its window in sliding-window layers"
+            f"vLLM will log a maximum concurrency of {figure(logged)} for {longest:,} tokens: it "
+            "counts every request in prefill. In decode a request keeps only its window in "
+            "sliding-window layers"
         )
     copied_ratio = second_copy_ratio(launch)
     if copied_ratio:

@@ -285,3 +285,22 @@ def test_engines_of_one_answer_are_counted_together() -> None:
     assert f"holds {of_all} requests of 2,500 tokens" in together
     assert "on 4 engines together" in together
     assert "4 engines together: " in together.split("for one engine at 1 request")[1]
+
+
+def test_launches_are_compared_at_the_rate_that_is_asked_for_also_without_targets() -> None:
+    text = size(*QWEN, "--gpu", "h200", *CHAT, "--rate", "1", "--compare", "b200").stdout
+    own, other = (line for line in text.splitlines() if line.startswith("  ") and "USD/M" in line)
+    asked_itl = re.search(r"At 1 requests?/s .*?ITL ([\d.]+) ms", text, re.DOTALL)
+    assert asked_itl is not None
+    assert f"ITL {asked_itl[1]} ms" in own
+    output_tokens_per_s = int(CHAT[CHAT.index("--output-tokens") + 1])
+    assert all(f"{output_tokens_per_s:,} tokens/s" in line for line in (own, other))
+
+
+def test_the_concurrency_that_vllm_will_log_is_that_of_its_longest_request() -> None:
+    launch = "vllm serve google/gemma-3-27b-it --max-model-len 32768"
+    flags = (launch, "--gpu", "h200", "--concurrency", "10", "--explain")
+    whole, shorter = (size(*flags, *context).stdout for context in ((), ("--context", "8000")))
+    logged = re.search(r"maximum\s+concurrency\s+of\s+([\d.]+)\s+for\s+32,768", whole)
+    assert logged is not None
+    assert f"concurrency of {logged[1]} for 32,768" in " ".join(shorter.split())
