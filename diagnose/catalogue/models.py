@@ -247,9 +247,9 @@ def _weight(token: str) -> float:
     return 2.0 if token[0].isdigit() else 1.0
 
 
-def _likeness(one: str, other: str) -> float:
+def _likeness(name: str, other: str) -> float:
     """How alike two names are, from 0 to 1: by what they share, and by all their letters."""
-    asked, own = _tokens(one), _tokens(other)
+    asked, own = _tokens(name), _tokens(other)
     shared = sum(
         weight * max((_same(token, each) for each in beside), default=0.0)
         for tokens, beside in ((asked, own), (own, asked))
@@ -260,18 +260,18 @@ def _likeness(one: str, other: str) -> float:
 
 
 @cache
-def _same(one: str, other: str) -> float:
+def _same(word: str, other: str) -> float:
     """How alike two words, versions or sizes are, from 0 to 1."""
-    if one == other:
+    if word == other:
         return 1.0
-    if one[0].isdigit() and other[0].isdigit():
+    if word[0].isdigit() and other[0].isdigit():
         # 32 for 32b, 33b for 32b, and 3 for 3.3.
-        numbers = [float(re.sub(r"[a-z].*", "", token)) for token in (one, other)]
+        numbers = [float(re.sub(r"[a-z].*", "", token)) for token in (word, other)]
         if numbers[0] == numbers[1]:
             return 0.9
         is_near = min(numbers) > 0.9 * max(numbers) or int(numbers[0]) == int(numbers[1])
         return 0.5 * is_near
-    ratio = difflib.SequenceMatcher(None, one, other).ratio()
+    ratio = difflib.SequenceMatcher(None, word, other).ratio()
     return ratio if ratio >= _ALIKE else 0.0
 
 
