@@ -43,11 +43,19 @@ DEVELOPS_S = 60.0
 """Seconds for which a new problem develops: a queue grows and a warning becomes critical, or the
 window fills with slow requests and shows another cause.
 
-So the first message about a warning of DEVELOPING is held that long, and a message that a problem
-got worse comes at least that long after the message before it.
+So the first message about a warning of DEVELOPING is held that long, and until a second scrape
+shows it; a message that a problem got worse comes at least that long after the message before it.
 """
 
 DEVELOPING = WAITS_FOR | OF_LATENCY
+
+HARM = ("ttft_p50_s", "itl_p50_s", "itl_stall_time_ratio", "waiting", "preemption_ratio_per_s")
+"""What requests suffer from a problem of DEVELOPING: latency, pauses, a queue, preemptions. P99
+jumps by a bucket of its histogram, and no latency is critical by it."""
+
+HARM_GROWS_BY = 0.25
+"""Share by which one of them must exceed its value in the message before: a median at its target
+crosses it by chance, and a rule's duration passes, while nothing gets worse."""
 
 GONE_SCRAPES = 2
 """Minimum number of scrapes without a problem before it is resolved, however far apart the scrapes
@@ -61,6 +69,7 @@ class ActiveProblem(Struct):
     `notified_s` is the time of the last delivered message about the problem; None before the first.
     `shown_s` is the moment that the newest message is about, and `advised_last` the change that it
     advised; `advised` is that of the newest scrape. `shown_s` is None before the first.
+    `shown_values` are the signals at that moment.
     `is_sent`: a message is queued or delivered; `is_end_sent`: that of its end too. `gone_s`
     is the time since when the problem is absent, and `gone_scrapes` the number of scrapes without
     it. `ended_s` and `how` are set when the problem is resolved. `restored`: the problem was read
@@ -73,6 +82,7 @@ class ActiveProblem(Struct):
     notified: tuple[Severity, int] | None = None
     notified_s: float | None = None
     shown_s: float | None = None
+    shown_values: Mapping[str, float | None] = {}
     advised_last: str = ""
     advised: str = ""
     is_sent: bool = False
@@ -251,11 +261,11 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
-        active.newest = problem
+        is_first, active.newest = active.newest is None, problem
         if active.shown_s is None:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
-            if _develops(active, key, t_s):
+            if _develops(active, problem, is_first=is_first):
                 return None
             return _shown(active, problem)
         if problem.is_ending:
@@ -263,7 +273,7 @@ class AlertState:
         active.advised = problem.advised or active.advised
         before = active.severity
         deeper = problem.stage > max(active.stage, EVICTS - 1) and problem.severity >= before
-        worse = problem.severity > before or deeper
+        worse = deeper or (problem.severity > before and not _is_as_before(active, problem))
         if worse and active.notified_s is not None and 0 <= t_s - active.notified_s < DEVELOPS_S:
             return None
         active.stage = max(problem.stage, active.stage)
@@ -344,6 +354,7 @@ def _shown(active: ActiveProblem, problem: Event) -> Event:
     active.advised = problem.advised or active.advised
     before = _advised_before(active)
     active.advised_last, active.shown_s = active.advised, problem.t_s
+    active.shown_values = problem.diagnosis.values if problem.diagnosis else {}
     return replace(problem, since_s=active.since_s, serial=active.serial, advised_before=before)
 
 
@@ -352,10 +363,22 @@ def _advised_before(active: ActiveProblem) -> str:
     return active.advised_last if active.advised_last != active.advised else ""
 
 
-def _develops(active: ActiveProblem, key: Key, t_s: float) -> bool:
-    """Whether a problem is new, and its severity or name may still change."""
-    is_new = 0 <= t_s - active.since_s < DEVELOPS_S
-    return is_new and active.severity < Severity.CRITICAL and key.id in DEVELOPING
+def _develops(active: ActiveProblem, problem: Event, *, is_first: bool) -> bool:
+    """Whether a problem is new, and its severity or name may still change, or it is ending before
+    a message was due. `is_first`: no scrape before has shown it."""
+    is_new = is_first or 0 <= problem.t_s - active.since_s < DEVELOPS_S
+    may_pass = active.severity < Severity.CRITICAL and problem.key.id in DEVELOPING
+    return may_pass and (is_new or problem.is_ending)
+
+
+def _is_as_before(active: ActiveProblem, problem: Event) -> bool:
+    """Whether requests suffer as at the message before. False where that is unknown, and in the
+    cascade, whose stages say how much it is."""
+    if problem.key.id not in DEVELOPING or problem.stage or problem.diagnosis is None:
+        return False
+    pairs = [(active.shown_values.get(name), problem.diagnosis.values.get(name)) for name in HARM]
+    both = [(was, now) for was, now in pairs if was is not None and now is not None]
+    return bool(both) and all(now <= was * (1 + HARM_GROWS_BY) for was, now in both)
 
 
 # --- The state file -------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ POOL_SIGNALS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "running": fsum,
     "waiting": fsum,
     "preemption_ratio_per_s": max,
+    "ttft_p50_s": max,
     "ttft_p99_s": max,
+    "itl_p50_s": max,
     "itl_p99_s": max,
 }
 """A pool's signals: the sum over its engines, or the value of the worst engine."""
@@ -326,6 +328,11 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 for cause in causes
             ],
             recommendations=[row for row in self.advice if (row.pool, row.tier) == (pool, tier)],
+            values=_measured(
+                [each for each in self.engines if each.pool == pool and tier in (None, each.tier)]
+                if causes
+                else ()
+            ),
         )
 
     def by_pool(self) -> dict[str, Verdict]:
@@ -353,10 +360,7 @@ class FleetVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
             stage=stage,
             causes=causes,
             recommendations=[row for row in self.advice if row.pool == pool],
-            values={
-                signal: fold(values) if (values := _measured(engines, signal)) else None
-                for signal, fold in POOL_SIGNALS.items()
-            },
+            values=_measured(engines),
             unknown=self.warnings,
         )
 
@@ -433,8 +437,13 @@ def target_of(pool: str, replica: str = "") -> str:
     return f"{IN_FLEET}{pool}/{replica}" if replica else f"{IN_FLEET}{pool}"
 
 
-def _measured(engines: Iterable[EngineVerdict], signal: str) -> list[float]:
-    return [engine.values[signal] for engine in engines if signal in engine.values]
+def _measured(engines: Sequence[EngineVerdict]) -> dict[str, float | None]:
+    """The signals of POOL_SIGNALS over these engines; None for those that no engine has."""
+    measured: dict[str, float | None] = {}
+    for signal, fold in POOL_SIGNALS.items():
+        values = [engine.values[signal] for engine in engines if signal in engine.values]
+        measured[signal] = fold(values) if values else None
+    return measured
 
 
 def spread(signal: str, engines: Sequence[Engine]) -> Spread | None:

@@ -103,6 +103,8 @@ MISSED = "overload", "slow-replica", "throttled", "two-at-once"
         (HARD, 15, Targets()),
         (OTHERS, 30, Targets(2.0, 0.1)),
         (MISSED, 15, Targets(2.0, 0.06)),
+        (("throttled",), 15, Targets(2.0, 0.055)),  # the median of the slow one is 50 to 56 ms
+        (("slow-replica", "throttled"), 60, Targets(2.0, 0.05)),
     ],
 )
 def test_faults_are_told_under_their_own_name(

@@ -19,6 +19,7 @@ from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.recommend.advice import FlagChange
+from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.cascade import staged
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.factories import (
@@ -356,3 +357,40 @@ def test_troubles_without_end_are_not_all_held(who: Receiver) -> None:
     later = [("ended", "kv_pressure")] * ACTIVE_MAX + [("began", "kv_pressure")]
     calm = [state(healthy(engine="0"), after_s=HOLD_S * number) for number in (1, 2, 3)]
     assert told(ledger, *calm, state(sick(), after_s=4 * HOLD_S)) == later
+
+
+def slow(severity: Severity, itl_p50_s: float, *, seen_s: float | None = None) -> Verdict:
+    """An engine with slow steps."""
+    slow_node = replace(cause("bad_node", severity), since_s=NOW_S, seen_s=seen_s)
+    values = {**healthy().values, "itl_p50_s": itl_p50_s}
+    return healthy(health=severity.word, causes=[slow_node], values=values)
+
+
+def test_a_problem_is_worse_only_where_requests_suffer_more(who: Receiver) -> None:
+    ledger = AlertState(who)
+    warned = slow(Severity.WARNING, 0.050)
+    assert told(ledger, state(warned, after_s=55), state(warned, after_s=60)) == [
+        ("began", "bad_node")
+    ]
+    at_target = slow(Severity.CRITICAL, 0.056)  # its median was just below its target
+    assert told(ledger, state(at_target, after_s=180)) == []
+    grown = slow(Severity.CRITICAL, 0.064)
+    assert told(ledger, state(grown, after_s=240)) == [("worse", "bad_node")]
+
+
+def test_a_warning_that_may_change_waits_for_a_second_scrape(who: Receiver) -> None:
+    """Scraped once a minute, a problem is a minute old when it is first seen."""
+    ledger = AlertState(who)
+    assert told(ledger, state(slow(Severity.WARNING, 0.08), after_s=60)) == []
+    assert told(ledger, state(slow(Severity.CRITICAL, 0.08), after_s=120)) == [
+        ("began", "bad_node")
+    ]
+
+
+def test_a_warning_that_ends_before_its_message_is_due_sends_none(who: Receiver) -> None:
+    ledger = AlertState(who)
+    ending = slow(Severity.WARNING, 0.03, seen_s=NOW_S + 30)
+    begun = state(slow(Severity.WARNING, 0.08), after_s=30)
+    assert told(ledger, begun, state(ending, after_s=60), state(ending, after_s=90)) == []
+    again = slow(Severity.WARNING, 0.08, seen_s=NOW_S + 105)
+    assert told(ledger, state(again, after_s=105)) == [("began", "bad_node")]

@@ -139,7 +139,8 @@ def test_another_severity_is_another_alert(manager: Manager, starting: Starting)
     def severities() -> list[str]:
         return [row["labels"]["severity"] for row in manager.alerts()]
 
-    notifier.offer(state(sick(Severity.WARNING), after_s=at_s))
+    for after_s in (at_s - 5, at_s):
+        notifier.offer(state(sick(Severity.WARNING, 2), after_s=after_s))
     until(lambda: severities() == ["warning"])
     notifier.offer(state(sick(Severity.CRITICAL), after_s=at_s + 60))
     until(lambda: severities() == ["critical"])

@@ -96,7 +96,8 @@ def test_what_got_worse_and_could_not_be_told_is_told_after_the_start(
     taker = taking(Reply(), Reply(status=503))
     text = webhook(taker, 'severity = "warning"')
     first = starting(text)
-    first.offer(state(sick(Severity.WARNING, 2), after_s=20))
+    for after_s in (15, 20):
+        first.offer(state(sick(Severity.WARNING, 2), after_s=after_s))
     settle(first)
     first.offer(state(sick(Severity.CRITICAL, 4), after_s=80))
     taker.wait(2)

@@ -81,7 +81,8 @@ def test_many_targets_with_one_cause_give_one_message(starting: Starting, taking
 def test_what_gets_worse_is_told_once(starting: Starting, taking: Taking) -> None:
     taker = taking()
     notifier = starting(webhook(taker, 'severity = "warning"'))
-    notifier.offer(state(sick(Severity.WARNING, 2), after_s=20))
+    for after_s in (15, 20):
+        notifier.offer(state(sick(Severity.WARNING, 2), after_s=after_s))
     settle(notifier)
     for after_s in (80, 85, 90):
         notifier.offer(state(sick(Severity.CRITICAL, 4), after_s=after_s))

@@ -86,8 +86,11 @@ def test_what_gets_worse_is_a_new_incident_that_replaces_the_milder(
 ) -> None:
     taker = taking()
     notifier = starting(pager(taker))
-    milder = sick(Severity.WARNING, stage=0, causes=[cause("gpu_throttled", Severity.WARNING)])
-    worse = sick(stage=0, causes=[cause("gpu_throttled")])
+    values = {**sick().values, "ttft_p50_s": 0.1}
+    warned = [cause("gpu_throttled", Severity.WARNING)]
+    milder = sick(Severity.WARNING, stage=0, causes=warned, values=values)
+    slower = {**values, "ttft_p50_s": 2.0}
+    worse = sick(stage=0, causes=[cause("gpu_throttled")], values=slower)
     notifier.offer(state(milder))
     notifier.offer(state(milder, after_s=70))  # a warning that makes requests wait is held
     settle(notifier)
