@@ -407,6 +407,7 @@ class Comparisons:
         self._scale = scale
         self._trackers: dict[Place, CauseTracker[FleetCause]] = {}
         self._concluded_s: dict[tuple[Place, str], float] = {}
+        self._is_first = True
         self.incidents: dict[Group, HeldAdvice] = {}
 
     def update(
@@ -449,13 +450,15 @@ class Comparisons:
             if cause.id != "replica_imbalance" or not bad.issuperset(cause.replicas)
         ]
         shown = {(e.member.name, cause.id) for e in engines for cause in e.causes}
+        # Queues have many causes; those that are older than the first comparison have this one.
+        is_first, self._is_first = self._is_first, False
         with_effects = {
             (_place(cause), cause.id)
             for cause in (*concluded, *reported)
-            if cause.id in SHOWN_BY_REPLICAS
+            if (cause.id in SHOWN_BY_REPLICAS or is_first)
             and any(
                 (name, effect) in shown
-                for effect in set(explained_by(cause)) - WAITS_FOR  # queues have many causes
+                for effect in set(explained_by(cause)) - (set() if is_first else WAITS_FOR)
                 for name in cause.replicas
             )
         }

@@ -147,11 +147,11 @@ def by_time(growing: Growing, offset: int) -> Pages:
     return lambda: growing.page(offset + int((time.monotonic() - start_s) / STEP_S))
 
 
-FREEZES_S = 20.0
+FREEZES_S = 10.0
 
 
 def frozen(growing: Growing, offset: int) -> Pages:
-    """The page of the moment, for 20 seconds: then the engine hangs with its requests."""
+    """The page of the moment, for 10 seconds: then the engine hangs with its requests."""
     start_s = time.monotonic()
 
     def page() -> bytes:

@@ -118,6 +118,18 @@ def test_faults_are_told_under_their_own_name(
     assert wrong == []
 
 
+def test_faults_from_before_the_start_begin_and_end_once(tmp_path: Path) -> None:
+    names = ("one-takes-all", "hung", "slow-replica", "overload", "two-at-once", "prefix-lost")
+    scene = Scene.named(names, every_s=15)
+    scene.from_s = FROM_S + 2 * MIN_S
+    wrong = [
+        (each.flaws, each.fault.name, each.first, each.began, each.worse, each.ended)
+        for each in scene.told(tmp_path)[0]
+        if each.flaws
+    ]
+    assert wrong == []
+
+
 def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetVerdict:
     """The diagnosis at a moment of a fleet's life, up to which it is loaded."""
     fleet.load(server, from_s=t_s - 40 * MIN_S, to_s=t_s)
