@@ -13,6 +13,7 @@ from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.families import Tower
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, Gpu
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     Recurrent,
@@ -40,6 +41,9 @@ _KERNEL_SAMPLER: Version = (0, 18, 0)
 _SECOND_RUNNER: Version = (0, 30, 0)
 # Gemma 4's frames one by one before, in batches from here on.
 _BATCHED_FRAMES: Version = (0, 22, 0)
+# Experts no longer compute a step in chunks, and both their buffers are as wide as the hidden state
+# (pull request 34086): Qwen3-235B on four H100 with 8,192 to 65,536 tokens a step.
+_WHOLE_EXPERTS: Version = (0, 18, 0)
 # FlashInfer's experts with GELU; read in 0.27, not in 0.22.
 _FLASHINFER_GELU: Version = (0, 27, 0)
 # V0 up to 0.7 charged every communicator to the first rank.
@@ -53,7 +57,9 @@ _INDEX_WORKSPACE_BYTES_PER_TOKEN = 5 * 576 * 2
 _WITHOUT_WORKSPACES: Version = (0, 21, 0)
 # DeepSeek V4's four residual streams in float32, in copies: 3 GiB for 4,096 tokens and 8 GiB for
 # 16,384 on the two logged start-ups.
-_STREAM_COPIES = 4 * 7
+_STREAM_COPIES = 4 * 6.5
+# Steps up to which start-ups on Windows are like those on Linux.
+_WINDOWS_TOKENS = 2048
 
 ACTIVATION_RATIO = 0.20
 """Activations divided by weight bytes, with FlashAttention (guide 2.3)."""
@@ -145,6 +151,8 @@ def _fitted_overhead(launch: Launch, gpu: Gpu) -> Overhead:
     if gpu.shares_host_memory:
         images_gib = figures["shared_host_images_gib"] if _encoder_bytes(launch, gpu)[0] else 0.0
         framework += (figures["shared_host_gib"] + images_gib) * GIB
+    if gpu.shows_whole_memory and launch.batched_tokens > _WINDOWS_TOKENS:
+        framework += figures["windows_gib"] * GIB
     if launch.decode_context_parallel > 1:
         framework += figures["context_parallel_gib"] * GIB
     expected = activation + framework + graphs
@@ -240,10 +248,14 @@ def _expert_elements(launch: Launch, gpu: Gpu) -> float:
     """
     model, parallel = launch.model, launch.parallel
     width = model.expert_width / (1 if parallel.experts else parallel.tensor)
-    row_elements = max(2 * width, model.hidden_size) + width
+    row_elements = max(2 * width, model.hidden_size)
     native = launch.scheme.compute == "fp4" and gpu.fp4_flop_per_s is not None
     if native and model.experts.gelu and launch.version < _FLASHINFER_GELU:
-        row_elements += 3 * model.hidden_size
+        row_elements += width + 3 * model.hidden_size
+    elif launch.version < _WHOLE_EXPERTS:
+        row_elements += width
+    else:
+        row_elements += max(width, model.hidden_size)
     return model.experts.per_token * row_elements
 
 
@@ -310,8 +322,6 @@ def _framework_bytes(gpu: Gpu, tensor_parallel: int, version: Version) -> float:
         # No log shows more than eight ranks: a node's workspaces are its own.
         ranks = min(tensor_parallel, 8)
         taken = max(taken, table[1] + figures["workspace_gib_per_rank"] * ranks)
-    if gpu.shows_whole_memory:
-        taken += figures["windows_gib"]
     return taken * GIB
 
 
@@ -321,13 +331,18 @@ def _graphs_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
         return 0.0, 0.0
     model, parallel, figures = launch.model, launch.parallel, _FIGURES
     mixture = bool(model.experts.count)
-    if mixture and parallel.experts and parallel.data > 1 and gpu.architecture == "blackwell":
+    # Models with sparse attention are captured kernel by kernel, whatever else vLLM compiles
+    # (DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES of vllm/config/vllm.py, 0.32).
+    sparse = any(isinstance(part.kind, CompressedAttention) for part in model.layers)
+    compiled = not sparse and kind_of(model) != "sparse_latent"
+    wide = mixture and compiled and parallel.experts and parallel.data > 1
+    if wide and gpu.architecture == "blackwell":
         return figures["wide_graphs_gib"] * GIB, figures["most_wide_graphs_gib"] * GIB
     each = figures["graph_mib_per_layer"]
     each += figures["graph_mib_per_layer_experts"] * mixture
     # Over NVLink vLLM's own all-reduce is a kernel like others; NCCL's takes more.
-    nccl = parallel.tensor > gpu.nvlink_gpus or (mixture and parallel.experts)
-    each += figures["graph_mib_per_layer_nccl"] * nccl
+    if parallel.tensor > gpu.nvlink_gpus or not compiled:
+        each += figures["graph_mib_per_layer_nccl"]
     layers = model.depth / parallel.pipeline
     family = int(float(gpu.compute_capability or 0))
     flashinfer = _flashinfer(launch, family)

@@ -353,7 +353,11 @@ def test_another_size_of_a_known_release_is_not_guessed() -> None:
         ("allenai/Olmo-3.1-32B-Instruct", "allenai/Olmo-3-32B-Think", "bf16"),
         ("tiiuae/Falcon-H1R-7B", "tiiuae/Falcon-H1-7B-Instruct", "bf16"),
         ("dphn/Dolphin3.0-Llama3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "bf16"),
-        ("zai-org/GLM-5.3-FP8", "zai-org/GLM-5-FP8", "fp8"),
+        ("microsoft/Fara-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "bf16"),
+        ("sakamakismile/Carnice-V2-27b-NVFP4", "Qwen/Qwen3.5-27B", "nvfp4-mlp"),
+        ("cyankiwi/OmniCoder-9B-AWQ-4bit", "Qwen/Qwen3.5-9B", "awq-32"),
+        ("Kwaipilot/KAT-Dev", "Qwen/Qwen3-32B", "bf16"),
+        ("zai-org/GLM-5.3-FP8", "nvidia/GLM-5.2-NVFP4", "fp8"),
         ("nex-agi/DeepSeek-V3.1-Nex-N1", "deepseek-ai/DeepSeek-V3.1", "fp8"),
         # Makers whose recipe keeps more in 16 bit.
         ("nvidia/Gemma-4-31B-IT-NVFP4", "google/gemma-4-31B", "nvfp4-ffn"),

@@ -42,10 +42,10 @@ LLAMA_70B = replace(LLAMA_8B, model=model("meta-llama/Llama-3.3-70B-Instruct"))
         ),
         pytest.param(
             "nvidia/GLM-5.2-NVFP4",
-            "nvfp4",
+            "nvfp4-experts",
             Parallel(tensor=4, experts=True),
             106.69,
-            id="attention in 16 bit, MLA's down-projections on every rank",
+            id="all but routed experts in 16 bit, MLA's down-projections on every rank",
         ),
         pytest.param(
             "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "bf16", Parallel(), 44.76, id="tower"
