@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +43,8 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.deployment.vllm_flags import (
     UNKNOWN,
+    UNREAD_SINCE,
+    UNREAD_VARIABLES,
     VLLM,
     CommandLine,
     command_values,
@@ -57,8 +60,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, operating
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.launch_notes import most_utilization
-from kneewatch.diagnose.sizing.levers import Lever, lever_document
-from kneewatch.diagnose.sizing.memory.budget import memory
+from kneewatch.diagnose.sizing.levers import Lever, as_sized, lever_document
 from kneewatch.diagnose.sizing.memory.launch import (
     LATEST,
     Launch,
@@ -71,7 +73,7 @@ from kneewatch.diagnose.sizing.memory.weights import ONE_GPU, Draft, Parallel
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.search_results import brief, decided, document, explain, question_of
 from kneewatch.diagnose.sizing.serving_cost import scaling
-from kneewatch.diagnose.sizing.size import Size, for_users, size
+from kneewatch.diagnose.sizing.size import Size, for_users, size, with_longest
 from kneewatch.reports.size_rendering import (
     achieved_lines,
     nothing_document,
@@ -142,6 +144,7 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
     if {"kv_cache_memory_bytes", "available_kv_bytes"} <= fields.keys():
         raise SizingError("set this or --available-kv-gib", name="kv_cache_memory_bytes")
     fields["other_flags"] = (*given.get("other_flags", ()), *fields["other_flags"])
+    fields["auto_context"] = bool(given.get("auto_context")) and fields.get("max_model_len") is None
     fields["settled"] = (*settled, *_without_effect(fields))
     fields |= {"parallel": parallel, "draft": draft}
     fields["version"] = parse_version(version) if version else LATEST
@@ -367,8 +370,7 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     """
     asked, given = given, with_launch(given)
     plain = stated_question(given, find)
-    if given.get("longest_that_fits") and plain.launch.max_model_len is None:
-        plain = replace(plain, launch=_with_longest(plain.launch))
+    plain = plain if given["search"] else with_longest(plain)
     sweeps = [
         replace(sweep, benchmark=_of_launch(sweep.benchmark, plain))
         for sweep in sweeps_of(given["benchmark_by_tensor_parallel"])
@@ -414,19 +416,10 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     compared = list[Lever]()
     if answer is not None and (given["compare"] or answer.question.acceptance_ratio is not None):
         others = _alternatives(given, find) if given["compare"] else [_undrafted(answer)]
-        compared = [_compared("as stated", answer), *others]
+        compared = [as_sized("as stated", answer), *others]
         extra["compare"] = [lever_document(each) for each in compared]
     succeeds = answer is not None and answer.succeeds
     return Answer(answer, extra, lines, succeeds, brief_lines, compared, first=first)
-
-
-def _with_longest(launch: Launch) -> Launch:
-    """The launch with the longest context that fits, as vLLM takes it for `auto`."""
-    longest = memory(launch).longest_that_fits
-    if not 0 < longest < launch.longest_tokens:
-        return launch
-    said = f"{LONGEST_TOKENS} auto: vLLM takes the {longest:,} tokens that fit"
-    return replace(launch, max_model_len=longest, settled=(*launch.settled, said))
 
 
 def _search_command(given: dict[str, Any], question: Question) -> list[str]:
@@ -448,29 +441,11 @@ def _search_command(given: dict[str, Any], question: Question) -> list[str]:
     return []
 
 
-def _compared(name: str, answer: Size) -> Lever:
-    """A sized launch to be shown beside others, at the load that it is planned for."""
-    question, speed, fleet = answer.question, answer.performance, answer.fleet
-    at_peak, usable = answer.at_peak(), answer.usable_concurrency
-    if at_peak is not None:
-        in_flight, speed = at_peak
-        if fleet is not None:
-            question = replace(question, replicas=fleet.deployed_instances)
-        question = replace(question, concurrency=in_flight * question.engines)
-    elif speed is not None and usable is not None and question.concurrency is None:
-        speed = speed.loop.at(usable)
-        question = replace(question, concurrency=usable * question.engines)
-    if answer.meets_targets is False or answer.serves_peak is False:
-        name += " (misses the targets)" if answer.missed else " (does not serve the rate)"
-    return Lever(name, question, answer.memory, speed, validates=False)
-
-
 def _undrafted(answer: Size) -> Lever:
     question = answer.question
     launch = replace(question.launch, draft=None)
-    return _compared(
-        "without the draft", size(replace(question, launch=launch, acceptance_ratio=None))
-    )
+    plain = size(replace(question, launch=launch, acceptance_ratio=None))
+    return as_sized("without the draft", plain)
 
 
 def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterator[Lever]:
@@ -492,7 +467,19 @@ def _alternatives(given: dict[str, Any], find: Callable[[str], Model]) -> Iterat
                 raise SizingError(f"{stated}: {error.message}", name="compare") from error
             if flag is None or flag.multiple or flag.names_file:
                 raise SizingError(f"{key} is no flag to compare by", name="compare")
-        yield _compared(name.strip(), size(stated_question(changed, find)))
+        yield as_sized(
+            name.strip(), size(with_longest(stated_question(_filled(changed, given), find)))
+        )
+
+
+def _filled(changed: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The flags with as many GPUs more as the last replica of another split lacks."""
+    splits = "tp", "pp", "dp"
+    gpus, each = changed["gpus"], prod(changed[flag] or 1 for flag in splits)
+    is_split = any(changed[flag] != given[flag] for flag in splits)
+    if gpus is None or gpus != given["gpus"] or not is_split:
+        return changed
+    return changed | {"gpus": ceil(gpus / each) * each}
 
 
 def _measured(
@@ -627,10 +614,16 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     drafting = tuple((flag, text) for flag, text in launch.flags.items() if _drafts(flag))
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
     given["drafting"] = drafting
-    given["longest_that_fits"] = launch.text(LONGEST_TOKENS) in ("auto", "-1")
+    given["auto_context"] = launch.text(LONGEST_TOKENS) in ("auto", "-1") or None
     if kind is None:
         _refuse_unreadable(launch)
     settled = [f"vLLM has no {flag} any more and refuses it: not in run" for flag in gone]
+    settled += [
+        f"vLLM reads no {name} any more"
+        + (f": use {UNREAD_VARIABLES[name]}" * bool(UNREAD_VARIABLES[name]))
+        for name in launch.environment
+        if name in UNREAD_VARIABLES and version >= UNREAD_SINCE
+    ]
     settled += [
         f"{earlier} and {later} are given: vLLM takes the last"
         for earlier, later in launch.overridden
@@ -725,10 +718,9 @@ def _as_vllms(kind: EngineKind, text: str) -> str:
 def ignored_flags(launch: CommandLine) -> tuple[str, ...]:
     """The flags of a command line that are not counted and may matter, and what they may change."""
     listed = list[str]()
-    for flag, value in _others(launch).items():
+    for flag in _others(launch):
         name = flag.split(".")[0]
-        is_plain = name == "--dtype" and value.lower() in ("auto", "bfloat16", "half", "float16")
-        effect = "" if is_plain else effect_of(name)
+        effect = effect_of(name)
         listed += [f"{name} ({effect})"] if effect not in ("", UNKNOWN) else []
     lines = [
         "flags of the command line that are not counted",
@@ -742,10 +734,10 @@ def ignored_flags(launch: CommandLine) -> tuple[str, ...]:
 
 
 def _others(launch: CommandLine) -> Mapping[str, str]:
-    """The flags of a command line that do not count, with their values."""
+    """The flags and variables of a command line that do not count, with their values."""
     counted = {flag.launch for flag in FLAGS} | {ADAPTERS}
     counts_draft = bool(_speculation(launch))
-    return {
+    return dict(launch.environment) | {
         flag: value
         for flag, value in launch.flags.items()
         if flag.split(".")[0] not in counted and not (counts_draft and _drafts(flag))

@@ -17,12 +17,11 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import OperatingPoint
 from kneewatch.diagnose.sizing.launch_command import shown_flags, sized_command
 from kneewatch.diagnose.sizing.levers import Lever, holds_few, lever_document, lever_text, levers
 from kneewatch.diagnose.sizing.memory.budget import Memory
-from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.memory_arithmetic import draft_token_bytes, memory_steps
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import Scaled, Scaling
-from kneewatch.diagnose.sizing.size import Size, full_requests_per_s, size, start_failure
+from kneewatch.diagnose.sizing.size import Size, size, start_failure
 from kneewatch.diagnose.sizing.speed.roofline_inputs import margins
 from kneewatch.diagnose.sizing.speed.wave import Wave
 from kneewatch.reports.lines import WIDTH, wrapped
@@ -405,7 +404,7 @@ def _price(answer: Size) -> list[str]:
     fleet = answer.fleet
     if per_year is None:
         return []
-    replicas = answer.question.replicas if fleet is None else fleet.deployed_instances
+    replicas = answer.replicas
     purpose = "" if fleet is None else " for the peak"
     parts = [
         f"{plural(replicas, 'replica')}, {plural(answer.gpus, 'GPU')}{purpose}: "
@@ -434,7 +433,8 @@ def _verdict(answer: Size) -> str:
         holds = f"each replica {holds}"
     missed = ""
     if answer.meets_targets is False:
-        missed = f"MISSES THE TARGETS: {'; '.join(answer.missed)}"
+        missed = f"{'MISSES' if answer.is_above_targets else 'MAY MISS'} THE TARGETS: "
+        missed += "; ".join(answer.missed)
     elif answer.serves_peak is False:
         missed = "DOES NOT SERVE THE RATE"
     if answer.fits:
@@ -509,7 +509,7 @@ def _launch_line(answer: Size) -> str:
     per_replica = f"{replicas} replicas, each " if replicas > 1 else ""
     return (
         f"{launch.model.id} ({launch.scheme.id} weights, "
-        f"{kv_format(launch.kv_cache_dtype).label} KV cache) on {per_replica}"
+        f"{launch.kv_format.label} KV cache) on {per_replica}"
         f"{spread.gpus} x {gpu} (TP {spread.tensor}, PP {spread.pipeline}{ranks}{engines}), "
         f"{launch.kind.title} {version}, utilization {figure(launch.utilization)}{_beside(launch)}"
     )
@@ -603,15 +603,14 @@ def _speed(answer: Size) -> list[str]:
     speed = answer.performance
     if speed is None:
         return []
-    concurrency, at_peak = answer.question.concurrency_per_engine, _at_peak(answer)
-    if at_peak and answer.question.concurrency is None:
-        return [*at_peak, *_usable(answer)]
+    concurrency = answer.question.concurrency_per_engine
+    if _at_peak(answer) and answer.question.concurrency is None:
+        return _usable(answer)
     engines, together = answer.question.engines, ""
     if engines > 1:
         together = f"; {engines} engines together: "
         together += f"{number(speed.decode_tokens_per_s * engines)} output tokens/s"
     return [
-        *at_peak,
         f"Predicted, not measured, for one engine at {figure(round(concurrency, 1))} "
         f"request{'' if concurrency == 1 else 's'} in flight: "
         f"TTFT {duration(speed.ttft_s)}, ITL {duration(speed.itl_s)}, "
@@ -624,21 +623,18 @@ def _speed(answer: Size) -> list[str]:
 
 
 def _at_peak(answer: Size) -> list[str]:
-    """The latencies at the stated peak, or that the launch cannot serve it; empty if it cannot by
-    the prediction alone."""
-    question, served = answer.question, answer.at_peak()
-    peak_per_s = question.peak_requests_per_s
-    most_per_s = full_requests_per_s(question, answer.performance)
-    if peak_per_s is None or most_per_s is None:
+    """The latencies at the stated peak, or what would serve it; empty if the prediction alone says
+    neither."""
+    question, served, most_per_s = answer.question, answer.at_peak(), answer.most_requests_per_s
+    peak_per_s, is_served = question.peak_requests_per_s, answer.serves_peak
+    if peak_per_s is None or not most_per_s or (served is None and is_served is None):
         return []
-    if served is None and answer.serves_peak is None:
-        return []
-    replicas = question.replicas if answer.fleet is None else answer.fleet.deployed_instances
-    load = f"At {figure(peak_per_s)} requests/s on {plural(replicas, 'replica')}"
-    if served is None:
-        least = ceil(peak_per_s * question.safety / most_per_s)
+    load = f"At {figure(peak_per_s)} requests/s on {plural(answer.replicas, 'replica')}"
+    if served is None or is_served is False:
+        least = ceil(peak_per_s * question.safety * answer.replicas / most_per_s)
+        verdict = "NOT SERVED" if served is None else "NOT SURELY SERVED"
         return [
-            f"{load}: NOT SERVED, {rate(most_per_s * replicas, 'requests')} at most. Without a "
+            f"{load}: {verdict}, {rate(most_per_s, 'requests')} at most. Without a "
             f"target it takes {plural(least, 'replica')} or more "
             f"({plural(least * question.launch.parallel.gpus, 'GPU')}) with a safety factor of "
             f"{question.safety:g}"
@@ -701,7 +697,8 @@ def _body(
         better[:_SHOWN_LEVERS],
     )
     of_launch = (*_speed(answer), *_price(answer), *_fewest(answer))
-    return _run(answer, better), [*first, *_rate_on_fewest(answer), *changes, *of_launch]
+    at_load = (*_at_peak(answer), *_rate_on_fewest(answer))
+    return _run(answer, better), [*first, *at_load, *changes, *of_launch]
 
 
 def size_markdown(

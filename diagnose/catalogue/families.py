@@ -68,8 +68,13 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 def in_group(config: Config, *groups: str) -> bool:
     """Whether the model family belongs to at least one of these groups of families.toml."""
+    return family_in(config.model_type, *groups)
+
+
+def family_in(family: str, *groups: str) -> bool:
+    """Whether a `model_type` belongs to at least one of these groups of families.toml."""
     members = _tables()["groups"]
-    return any(config.model_type in members[group] for group in groups)
+    return any(family in members[group] for group in groups)
 
 
 def family_value(

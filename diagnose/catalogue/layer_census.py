@@ -180,7 +180,9 @@ def _sliding_words(config: Config, layers: int) -> list[str]:
         "use_sliding_window", default=False
     )
     # Latent attention has no window even where the field is set.
-    if not config.has("sliding_window") or switched_off or in_group(config, "latent"):
+    is_chunked = in_group(config, "chunked_local") and config.has("attention_chunk_size")
+    slides = config.has("sliding_window") or is_chunked
+    if not slides or switched_off or in_group(config, "latent"):
         return [FULL] * layers
     if in_group(config, "switched_sliding"):
         full = min(config.count("max_window_layers", default=layers), layers)
@@ -229,7 +231,9 @@ def layer_kinds(config: Config) -> tuple[Layers, ...]:
             kinds.update(_full_kinds(config, count))
         elif word == SLIDING:
             heads = sliding_heads(config)
-            window = config.positive("sliding_window", "sliding_window_size")
+            window = config.positive(
+                "sliding_window", "sliding_window_size", "attention_chunk_size"
+            )
             kinds[SlidingAttention(heads.kv, heads.key_dim, heads.value_dim, window)] += count
         elif word in (LINEAR, MAMBA):
             kinds[recurrent_layer(config)] += count

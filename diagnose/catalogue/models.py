@@ -131,6 +131,7 @@ class Model(Struct, frozen=True):
     - `own_draft`: the prediction layers that the checkpoint contains.
     - `expert_width`: the inner size of a routed expert.
     - `expert_matrices`: matrices per expert: 3 with a gate, 2 without.
+    - `family`: its `model_type`.
     - `tower`: the vision tower; None without one, and where its shape is unknown.
     - `notes`: assumptions.
     """
@@ -155,6 +156,7 @@ class Model(Struct, frozen=True):
     expert_width: int = 0
     expert_matrices: int = 3
     tower: Tower | None = None
+    family: str = ""
 
 
 UNKNOWN_MODEL = Model("", "", (), None, Experts(), 0, 0, 0, 0, 0, 0, "bf16")
@@ -492,6 +494,7 @@ def _model(
         else 0,
         expert_matrices=matrices(config),
         tower=tower_of(config) if config.multimodal or vision > 0 else None,
+        family=config.model_type,
     )
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.families import in_group
@@ -18,14 +19,17 @@ from kneewatch.diagnose.catalogue.hf_config import Config
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 FULL_BITS = 16.0
-"""Bits of parameters that are not quantized."""
+"""Bits of parameters that are not quantized, unless the launch computes in float32."""
+_FLOAT32_BITS = 32.0
 
 
 class Scheme(Struct, frozen=True):
     """Bits per parameter by kind of parameter, including scales and zero points.
 
     `attention_bits` None means `linear_bits` in a dense model and 16 in a mixture of experts.
-    `compute` is the arithmetic: bf16, fp8 or fp4. `stated_as` is the id of the simpler scheme whose
+    `full_bits` are those of parameters that are not quantized. `compute` is the arithmetic: bf16,
+    fp8, fp4, int8 or float32. `dtypes` are those of activations that vLLM takes, `capability` is
+    the lowest compute capability with kernels. `stated_as` is the id of the simpler scheme whose
     name users give for this one. `unpacking_ratio` is the speed of the routed experts' kernels on
     GPUs that must unpack them, divided by that of other formats' kernels.
     """
@@ -39,6 +43,16 @@ class Scheme(Struct, frozen=True):
     stated_as: str = ""
     head_bits: float = FULL_BITS
     unpacking_ratio: float = 1.0
+    full_bits: float = FULL_BITS
+    dtypes: Sequence[str] = ("bfloat16", "float16")
+    capability: float = 0.0
+
+    @property
+    def in_float32(self) -> Scheme:
+        """The scheme of weights that are not quantized, in 32 bit."""
+        names = "linear_bits", "expert_bits", "attention_bits", "head_bits", "full_bits"
+        wide = dict.fromkeys(names, _FLOAT32_BITS)
+        return replace(self, id="float32", compute="float32", **wide)
 
     def attention_bits_of(self, *, mixture: bool) -> float:
         """Bits per attention parameter in a mixture of experts, or in a dense model."""

@@ -147,6 +147,7 @@ Images with other names may contain a router or a benchmark; their tags are not 
 
 _RELEASE = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:\.?(?:post|rc)\d{1,3})?)(?:[-+_].*)?")
 _FLAG = re.compile(r"--?[A-Za-z]")
+_ASSIGNMENT = re.compile(r"(?:--env=|-e)?([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
 
 
@@ -155,7 +156,8 @@ class CommandLine(Struct, frozen=True):
 
     `model` is the served model; "" if the command line does not name one. `complete` is false if
     flags may be set elsewhere: in a `--config` file or in a shell variable. `cut` are the flags of
-    which only the first of several values is in `flags`. `overridden` are flags that a later one
+    which only the first of several values is in `flags`. `environment` are the variables that are
+    set for the command or before it. `overridden` are flags that a later one
     contradicts, each with the later one, as written.
     """
 
@@ -164,6 +166,7 @@ class CommandLine(Struct, frozen=True):
     complete: bool = True
     cut: tuple[str, ...] = ()
     overridden: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def text(self, flag: str) -> str | None:
         """A flag's value as written; None if it is not given or contains a variable."""
@@ -212,21 +215,21 @@ class CommandLine(Struct, frozen=True):
 def parse_command(text: str, *, origin: str) -> CommandLine:
     """The first vLLM command line in a text such as a shell script.
 
-    Comments, line continuations, environment variables and wrappers before it are skipped. Flags
+    Comments, line continuations and wrappers before it are skipped. Flags
     may be `--flag value` or `--flag=value`, with underscores or dashes.
 
     Raises:
         SettingsError: the text has no vLLM command; the message names `origin`.
     """
     lines = commands(text)
-    for words in lines:
-        arguments = _arguments(words)
-        if arguments is not None:
-            return _parsed(arguments)
-    for words in lines:
-        arguments = _contained(words)
-        if arguments:
-            return _parsed(arguments)
+    for found in (_arguments, _contained):
+        before = list[str]()
+        for words in lines:
+            arguments = found(words)
+            if arguments is not None:
+                before += words[: len(words) - len(arguments)]
+                return replace(_parsed(arguments), environment=_assigned(before))
+            before += words
     everything = [word for words in lines for word in words]
     if everything and everything[0].startswith("--"):
         return _parsed(everything)
@@ -307,17 +310,23 @@ def _arguments(words: list[str]) -> list[str] | None:
     return None
 
 
-def _contained(words: list[str]) -> list[str]:
-    """The arguments that `docker run` passes to a vLLM image; empty for other commands."""
+def _assigned(words: list[str]) -> dict[str, str]:
+    """The environment variables among the words in front of a command."""
+    pairs = (_ASSIGNMENT.fullmatch(word) for word in words)
+    return {pair[1]: pair[2] for pair in pairs if pair is not None}
+
+
+def _contained(words: list[str]) -> list[str] | None:
+    """The arguments that `docker run` passes to a vLLM image; None for other commands."""
     names = [word.split("/")[-1] for word in words]
     if "run" not in words or not any(name in CONTAINERS for name in names):
-        return []
+        return None
     for at in range(words.index("run") + 1, len(words)):
         word, before = words[at], words[at - 1]
         is_value = before.startswith("-") and "=" not in before and before not in SWITCHES
         if not is_value and not word.startswith("-") and _IMAGE.fullmatch(word):
-            return words[at + 1 :]
-    return []
+            return words[at + 1 :] or None
+    return None
 
 
 def _parsed(words: list[str]) -> CommandLine:
@@ -475,6 +484,8 @@ def variable(flag: str) -> str:
 def printed_words(flag: str, value: str, *, is_new: bool = False) -> str:
     """A flag and its value, quoted for a shell; a value that may be a secret is a shell variable,
     unless it is new."""
+    if not flag.startswith("-"):
+        return f'{flag}="${flag}"' if is_hidden(flag, value) else f"{flag}={shlex.quote(value)}"
     if not value:
         return shlex.quote(flag)
     if not is_new and is_hidden(flag, value):
@@ -488,11 +499,17 @@ def printed_words(flag: str, value: str, *, is_new: bool = False) -> str:
 
 
 def is_hidden(flag: str, value: str) -> bool:
-    """Whether the value may be a secret."""
+    """Whether the value of a flag or of an environment variable may be a secret."""
+    if not flag.startswith("-"):
+        return _PLAIN_VARIABLE.fullmatch(flag) is None
     return flag.split(".")[0] not in PRINTED and not value.replace(".", "", 1).isdigit()
 
 
 UNKNOWN = "unknown to kneewatch"
+_PLAIN_VARIABLE = re.compile(r"(?!.*(KEY|TOKEN))(VLLM|CUDA|NCCL|HIP|PYTORCH|TORCH|OMP)_\w+")
+UNREAD_VARIABLES: Mapping[str, str] = _TABLES["unread_variables"]
+"""Variables that vLLM no longer reads, and the flag that replaces each."""
+UNREAD_SINCE: Version = (0, 32, 0)
 _SPELLED_ALIKE = 0.8
 _WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _EFFECTS: Mapping[str, str] = _TABLES["effects"]
@@ -500,7 +517,7 @@ _SPELLINGS = {short: name for name, flag in VLLM.items() for short in flag.short
 
 
 def effect_of(flag: str) -> str:
-    """What a flag that is not counted may change; empty if nothing that is predicted.
+    """What a flag or variable that is not counted may change; empty if nothing that is predicted.
 
     `--no-FEATURE` changes what `--FEATURE` does, or nothing where a version has no row of its own.
     """
@@ -512,7 +529,7 @@ def effect_of(flag: str) -> str:
         if re.fullmatch(rule, positive):
             return what
     by_default = positive != flag and positive in VLLM
-    if by_default or _WITHOUT_EFFECT.fullmatch(positive):
+    if by_default or not flag.startswith("-") or _WITHOUT_EFFECT.fullmatch(positive):
         return ""
     return UNKNOWN
 

@@ -7,7 +7,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kneewatch.collector.engines.engine_kind import ADAPTERS, SPECULATION, EngineKind
+from kneewatch.collector.engines.engine_kind import (
+    ADAPTERS,
+    LONGEST_TOKENS,
+    SPECULATION,
+    EngineKind,
+)
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, scheme
 from kneewatch.diagnose.deployment.vllm_flags import is_hidden, printed_words
@@ -29,9 +34,13 @@ def sized_command(launch: Launch) -> str:
         command = " ".join(["vllm serve", shlex.quote(launch.model.id), *flags])
     else:
         command = _own_command(launch.kind, launch.model.id, values)
-    command = " ".join([command, *(printed_words(*other) for other in others.items())])
+    words = [printed_words(*other) for other in others.items()]
+    variables = [word for word in words if not word.startswith("-")]
+    command = " ".join([*variables, command, *(word for word in words if word.startswith("-"))])
     own = scheme(launch.model.quantization)
-    other = launch.scheme.id != own.id and _quantized_at_load(launch) is None
+    other = (
+        launch.scheme.id not in (own.id, own.in_float32.id) and _quantized_at_load(launch) is None
+    )
     return f"{command}  # needs a checkpoint in {launch.scheme.id}" if other else command
 
 
@@ -80,6 +89,8 @@ def flag_values(launch: Launch) -> Mapping[str, str | float | bool]:
         elif flag.launch:
             written = _WRITTEN.get(flag.kind)
             values[flag.launch] = value if written is None else written(value)
+    if launch.auto_context:
+        values[LONGEST_TOKENS] = "auto"
     draft = launch.draft
     if draft is not None:
         own = draft.model == launch.model.own_draft

@@ -22,6 +22,9 @@ _PCIE_TENSOR_PARALLEL = 2
 _SHARED_UTILIZATION = 0.85
 
 
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
+
 def most_utilization(gpu: Gpu | None) -> float:
     """The largest share of a GPU's memory that leaves room for spikes, or for the host that shares
     it."""
@@ -32,11 +35,21 @@ def launch_doubts(launch: Launch) -> Iterator[str]:
     """What vLLM would refuse, contradictory flags, and flags that kneewatch does not know: these
     stand under the verdict."""
     yield from launch.settled
+    if launch.dtype == "auto" and launch.computed_dtype == "float32" and launch.gpu is not None:
+        yield (
+            f"{launch.gpu.name} has no bfloat16, and vLLM refuses {launch.model.id} in float16: it "
+            "takes float32, of twice the size"
+        )
+    if launch.auto_context and launch.max_model_len is not None:
+        longest = launch.max_model_len
+        yield f"{LONGEST_TOKENS} auto: vLLM takes the tokens that fit, about {longest:,}"
     own = launch.model.max_context_tokens
     if own and launch.longest_tokens > own:
-        yield (
-            f"{LONGEST_TOKENS} is above the model's {own:,} tokens: vLLM refuses to start unless "
-            "rope scaling or an override allows it"
+        is_allowed = launch.flag(_LONGER) in ("1", "true", "True")
+        yield f"{LONGEST_TOKENS} is above the model's {own:,} tokens: " + (
+            f"{_LONGER} lets vLLM start, and answers beyond may be wrong"
+            if is_allowed
+            else f"vLLM refuses to start unless rope scaling, an override or {_LONGER}=1 allows it"
         )
     unknown = [flag for flag, _ in launch.other_flags if effect_of(flag.split(".")[0]) == UNKNOWN]
     if unknown:
@@ -68,11 +81,22 @@ def hardware_notes(launch: Launch) -> Iterator[str]:
             )
         yield from over_pcie(gpu, launch.parallel.tensor)
         yield from over_nodes(launch, gpu)
-        if launch.scheme.compute == "fp8" and gpu.fp8_flop_per_s is None:
-            yield (
-                f"{gpu.name} has no FP8 arithmetic: FP8 weights halve the memory but run at 16-bit "
-                "speed"
-            )
+        yield from _dtype_notes(launch, gpu)
+
+
+def _dtype_notes(launch: Launch, gpu: Gpu) -> Iterator[str]:
+    """What runs in another arithmetic than its own, or is not predicted."""
+    native = {"fp8": gpu.fp8_flop_per_s, "fp4": gpu.fp4_flop_per_s}
+    compute = launch.scheme.compute
+    if native.get(compute, 1.0) is None:
+        yield (
+            f"{gpu.name} has no {compute.upper()} arithmetic: {launch.scheme.id} weights save "
+            "memory but run at 16-bit speed"
+        )
+    if launch.dtype == "auto" and launch.computed_dtype == "float16":
+        yield f"{gpu.name} has no bfloat16: vLLM computes in float16"
+    if launch.computed_dtype == "float32":
+        yield "the speed is not predicted in float32, and the overhead is that of 16 bit"
 
 
 def launch_notes(launch: Launch) -> Iterator[str]:

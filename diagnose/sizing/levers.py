@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, floor
+from math import ceil
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import KV_BYTES, Size, loop_of
+from kneewatch.diagnose.sizing.size import KV_BYTES, Size, loop_of, whole_requests
 from kneewatch.diagnose.sizing.speed.performance import Performance
 from kneewatch.rules.formatting import duration, figure, plural
 
@@ -55,10 +55,9 @@ class Lever(Struct, frozen=True):
 
     @property
     def held(self) -> float:
-        """Requests that all engines hold; 0 if vLLM would not start."""
-        if not self.memory.starts:
-            return 0.0
-        return self.memory.held.expected * self.question.engines
+        """Requests that run at once on all engines, of which each has max_num_seqs at most; 0 if
+        vLLM would not start."""
+        return _running(self.memory) * self.question.engines
 
     @property
     def fits(self) -> bool:
@@ -101,9 +100,20 @@ class Lever(Struct, frozen=True):
         }
 
 
+def _running(memory: Memory) -> float:
+    return min(memory.held.expected, memory.launch.seqs) if memory.starts else 0.0
+
+
 def as_sized(name: str, answer: Size) -> Lever:
-    """A launch that was sized, to be shown beside others."""
-    return Lever(name, answer.question, answer.memory, answer.performance, validates=False)
+    """A launch that was sized, to be shown beside others, at the load that it is planned for."""
+    question, speed = answer.planned, answer.performance
+    if speed is not None:
+        speed = speed.loop.at(question.concurrency_per_engine)
+    if answer.meets_targets is False:
+        name += " (misses the targets)"
+    elif answer.serves_peak is False:
+        name += " (does not serve the rate)"
+    return Lever(name, question, answer.memory, speed, validates=False)
 
 
 def holds_few(answer: Size) -> bool:
@@ -119,15 +129,15 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     Empty if the GPU is unknown or the KV cache is a running server's, because then nothing is
     computed.
     """
-    question, before = answer.question, answer.memory
+    question, before = answer.planned, answer.memory
     launch = question.launch
     is_logged = launch.kv_cache_memory_bytes is None and launch.available_kv_bytes is not None
     if launch.gpu is None or is_logged:
         return ()
-    held = before.held.expected * question.engines if before.starts else 0.0
+    held = _running(before) * question.engines
     better = [
         lever
-        for change, changed in _changes(answer)
+        for change, changed in _changes(question, answer)
         if (lever := _lever(change, changed, question)) is not None and lever.held > held * _GAIN
     ]
     return tuple(sorted(better, key=_rank))
@@ -150,7 +160,10 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
         if not held.holds_one and longest >= (launch.context_tokens or _SHORTEST_CONTEXT):
             # A shorter limit lets it start.
             launch = replace(
-                launch, max_model_len=longest, context_tokens=min(launch.context, longest)
+                launch,
+                max_model_len=longest,
+                auto_context=False,
+                context_tokens=min(launch.context, longest),
             )
             change, changed = (
                 f"{change} {LONGEST_TOKENS} {longest}",
@@ -159,19 +172,22 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
             held = memory(launch)
     except SizingError:
         return None
-    loop = loop_of(changed, held) if held.starts else None
-    speed = None if loop is None else loop.at(loop.load.concurrency)
+    loop, peak_per_s = loop_of(changed, held) if held.starts else None, changed.peak_requests_per_s
+    speed = None
+    if loop is not None:
+        served = loop.serving(peak_per_s / changed.engines) if peak_per_s is not None else None
+        speed = loop.at(loop.load.concurrency) if served is None else served[1]
     before = question.launch
     narrower = (launch.scheme, launch.kv_cache_dtype) != (before.scheme, before.kv_cache_dtype)
     return Lever(change.strip(), changed, held, speed, narrower)
 
 
-def _changes(answer: Size) -> Iterator[tuple[str, Question]]:
+def _changes(question: Question, answer: Size) -> Iterator[tuple[str, Question]]:
     """Each change as flags, and the question after it. Where a flag sets the bytes of the KV cache,
     memory that is freed adds nothing to it."""
-    question = answer.question
     launch, parallel, gpu = question.launch, question.launch.parallel, question.launch.gpu
-    for flags, changed in (*_flags(answer), *_together(answer)):
+    seats = max(ceil(question.concurrency_per_engine), _FEWEST_SEATS)
+    for flags, changed in (*_flags(answer, seats), *_together(launch, seats)):
         yield flags, replace(question, launch=changed)
     for tensor, pipeline in sorted(_splits(answer)):
         split = replace(launch, parallel=replace(parallel, tensor=tensor, pipeline=pipeline))
@@ -213,12 +229,12 @@ def _splits(answer: Size) -> set[tuple[int, int]]:
     return splits
 
 
-def _flags(answer: Size) -> Iterator[tuple[str, Launch]]:
+def _flags(answer: Size, seats: int) -> Iterator[tuple[str, Launch]]:
     """Changes of vLLM's flags that need no other GPUs or weights."""
-    question, launch = answer.question, answer.question.launch
+    launch = answer.question.launch
     if not answer.memory.holds_one and answer.memory.longest_that_fits:
         yield "", launch
-    yield from _roomier(launch, max(ceil(question.concurrency_per_engine), _FEWEST_SEATS))
+    yield from _roomier(launch, seats)
     latent = any(isinstance(part.kind, LatentAttention) for part in launch.model.layers)
     ranks = launch.parallel.tensor
     if latent and ranks > 1 and launch.decode_context_parallel == 1:
@@ -237,10 +253,9 @@ def _roomier(launch: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
         yield f"{SEATS} {seats}", replace(launch, max_num_seqs=seats)
 
 
-def _together(answer: Size) -> Iterator[tuple[str, Launch]]:
+def _together(launch: Launch, seats: int) -> Iterator[tuple[str, Launch]]:
     """KV dtype, utilization and seats in one change."""
-    launch, words = answer.question.launch, list[str]()
-    seats = max(ceil(answer.question.concurrency_per_engine), _FEWEST_SEATS)
+    words = list[str]()
     while (change := next(_roomier(launch, seats), None)) is not None:
         words.append(change[0])
         launch = change[1]
@@ -296,16 +311,16 @@ def lever_text(lever: Lever, context_tokens: int) -> str:
     The length of the requests is left out if it is `context_tokens`.
     """
     context, parts = lever.memory.launch.context, list[str]()
-    held = figure(floor(10 * lever.held) / 10 if lever.held < _FEW_REQUESTS else floor(lever.held))
+    engines, wanted = lever.question.engines, lever.question.concurrency_per_engine
+    held = whole_requests(lever.held / engines, engines)
     if lever.speed is not None:
         tokens = figure(round(lever.output_tokens_per_s or 0.0))
         cost = lever.usd_per_million_output_tokens
         per_token = "" if cost is None else f", {figure(round(cost, 2))} USD/M"
         parts.append(f"ITL {duration(lever.speed.itl_s)}, {tokens} tokens/s{per_token}")
     length = "" if context == context_tokens else f" of {context:,} tokens"
-    if not lever.fits:
-        wanted = lever.question.concurrency_per_engine * lever.question.engines
-        length += f" (not enough: {figure(round(wanted, 1))} wanted)"
+    if lever.held < wanted * engines:
+        length += f" (not enough: {figure(round(wanted * engines, 1))} wanted)"
     price = "" if lever.usd_per_hour is None else f", {figure(lever.usd_per_hour)} USD/h"
     parts.append(f"{plural(lever.gpus, 'GPU')}{price}")
     if lever.validates:

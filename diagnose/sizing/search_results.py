@@ -49,7 +49,7 @@ def name_of(launch: Launch) -> str:
         stages += f" DCP {launch.decode_context_parallel}"
     return (
         f"{gpu} TP {launch.parallel.tensor}{stages}, {launch.scheme.id} weights, "
-        f"{kv_format(launch.kv_cache_dtype).label} KV cache, up to {launch.longest_tokens:,} tokens"
+        f"{launch.kv_format.label} KV cache, up to {launch.longest_tokens:,} tokens"
     )
 
 

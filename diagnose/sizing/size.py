@@ -95,12 +95,26 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     longest = min(longest, launch.model.max_context_tokens or longest)
     change = f"use {LONGEST_TOKENS} {longest}" + (f" or {split}" if gpus else "")
     default = ""
+    if launch.auto_context:
+        return (
+            f"{LONGEST_TOKENS} auto takes about {longest:,} tokens, and vLLM refuses a request of "
+            f"{launch.longest_tokens:,}" + (f"; {split}" if gpus else "")
+        )
     if launch.max_model_len is None and launch.context < launch.longest_tokens:
         default = f", the default of {LONGEST_TOKENS}, which --context and mean lengths do not set"
     return (
         "vLLM would not start: the KV cache is too small for one request of "
         f"{launch.longest_tokens:,} tokens{default}; {change}"
     )
+
+
+_FEW_REQUESTS = 8
+
+
+def whole_requests(held: float, engines: int = 1) -> str:
+    """Requests that each of the engines holds, rounded down, all together; tenths of a few."""
+    each = floor(held) if held >= _FEW_REQUESTS else floor(10 * held) / 10
+    return figure(round(each * engines, 1))
 
 
 def memory_notes(
@@ -118,9 +132,12 @@ def memory_notes(
             "forever"
         )
     if not failure and held.low < concurrency <= held.expected:
-        yield (f"may not fit: at the low end of the estimate only {figure(held.low)} requests fit")
+        yield (
+            f"may not fit: at the low end of the estimate only {whole_requests(held.low)} requests "
+            "fit"
+        )
     elif not failure and held.expected < concurrency <= held.high:
-        yield (f"may fit: at the high end of the estimate {figure(held.high)} requests fit")
+        yield (f"may fit: at the high end of the estimate {whole_requests(held.high)} requests fit")
     if answer.refused_seqs:
         yield (
             f"vLLM refuses its default max_num_seqs of {answer.refused_seqs:,}: the KV cache has "
@@ -129,8 +146,8 @@ def memory_notes(
     if launch.draft is not None:
         undrafted = memory(replace(launch, draft=None)).held.expected
         yield (
-            f"the draft takes KV cache memory: {figure(held.expected)} requests fit with it, "
-            f"{figure(undrafted)} without"
+            f"the draft takes KV cache memory: {whole_requests(held.expected)} requests fit with "
+            f"it, {whole_requests(undrafted)} without"
         )
     if not launch.defaults.capacity_by_context and len(layout.groups) > 1:
         yield (
@@ -348,13 +365,47 @@ class Size(Struct, frozen=True):
         return None if self.usable_source == "stated" else not self.missed
 
     @property
+    def is_above_targets(self) -> bool:
+        """Whether a predicted latency at the load is above its target, without any margin."""
+        speed, targets = self.performance, self.question.targets
+        return speed is not None and any(
+            predicted_s > target_s
+            for _, predicted_s, target_s in targets.beside(speed.ttft_s, speed.itl_s)
+        )
+
+    @property
     def serves_peak(self) -> bool | None:
-        """Whether the replicas serve the peak by the prediction. None: no peak, nothing predicted,
-        or the stated usable requests/s decide."""
-        peak_per_s = self.question.peak_requests_per_s
-        if peak_per_s is None or self.performance is None or self.usable_source == "stated":
+        """Whether the replicas serve the peak, times the safety factor, by the prediction. None: no
+        peak, nothing predicted, or the stated usable requests/s decide."""
+        peak_per_s, most_per_s = self.question.peak_requests_per_s, self.most_requests_per_s
+        if peak_per_s is None or most_per_s is None or self.usable_source == "stated":
             return None
-        return self.at_peak() is not None
+        return peak_per_s * self.question.safety <= most_per_s
+
+    @property
+    def replicas(self) -> int:
+        """The replicas for the peak, or the question's where no fleet is sized."""
+        return self.question.replicas if self.fleet is None else self.fleet.deployed_instances
+
+    @property
+    def most_requests_per_s(self) -> float | None:
+        """Requests/s of all replicas with as many requests as they can hold; None if unknown."""
+        each_per_s = full_requests_per_s(self.question, self.performance)
+        return each_per_s and each_per_s * self.replicas
+
+    @property
+    def planned(self) -> Question:
+        """The question with the replicas and the requests in flight that it plans for: those at the
+        peak, or all that can run where they do not serve it; otherwise the usable load."""
+        question, at_peak = replace(self.question, replicas=self.replicas), self.at_peak()
+        in_flight = self.usable_concurrency if question.concurrency is None else None
+        if at_peak is not None:
+            in_flight = at_peak[0]
+        elif self.performance is not None and self.serves_peak is False:
+            in_flight = self.performance.loop.load.max_running
+        if in_flight is None:
+            return question
+        return replace(question, concurrency=in_flight * question.engines)
 
     @property
     def succeeds(self) -> bool:
@@ -368,8 +419,7 @@ class Size(Struct, frozen=True):
         peak_per_s = self.question.peak_requests_per_s
         if self.performance is None or peak_per_s is None:
             return None
-        replicas = self.question.replicas if self.fleet is None else self.fleet.deployed_instances
-        per_engine_per_s = peak_per_s / (replicas * self.question.launch.parallel.data)
+        per_engine_per_s = peak_per_s / (self.replicas * self.question.launch.parallel.data)
         return self.performance.loop.serving(per_engine_per_s)
 
     def in_waves(self, rounds: int = 1) -> Wave | None:
@@ -492,6 +542,21 @@ def _starting(question: Question) -> Question:
     return replace(question, launch=replace(launch, max_model_len=longest))
 
 
+def with_longest(question: Question) -> Question:
+    """The question with the longest context that fits where the launch leaves it to vLLM; with the
+    question's own length if that is longer, which does not fit then."""
+    launch = question.launch
+    if not launch.auto_context or launch.max_model_len is not None:
+        return question
+    needed = launch.context_tokens or ceil(
+        (question.input_tokens or 0.0) + (question.output_tokens or 0.0)
+    )
+    longest = max(memory(at_lengths(question)).longest_that_fits, needed)
+    if not 0 < longest < launch.longest_tokens:
+        return question
+    return replace(question, launch=replace(launch, max_model_len=longest))
+
+
 def _served(question: Question) -> int:
     """Users that one replica surely holds, at most max_num_seqs an engine, within the targets; 0 if
     vLLM would not start."""
@@ -543,7 +608,7 @@ def loop_of(question: Question, answer: Memory, limit: float | None = None) -> C
     if launch.gpu is None or launch.model.parameters is None or inputs is None or outputs is None:
         return None
     limit = min(held(answer, inputs + outputs), launch.seqs) if limit is None else limit
-    if limit < 1:
+    if limit < 1 or launch.computed_dtype == "float32":
         return None
     step_costs = costs(launch)
     load = Load(
@@ -566,22 +631,35 @@ def within_targets(question: Question, loop: ClosedLoop, most: float) -> Capacit
 def _missed(question: Question, speed: Performance | None, usable: float | None) -> Iterator[str]:
     if speed is None:
         return
-    above = [
-        f"{name} {duration(predicted_s)} is above the target of {stated_duration(target_s)}"
-        for name, predicted_s, target_s in question.targets.beside(speed.ttft_s, speed.itl_s)
-        if predicted_s > target_s
-    ]
+    targets, safe = question.targets, safe_targets(question.targets, question.launch)
+    above, unsure = list[str](), list[str]()
+    for (name, predicted_s, target_s), (_, _, most_s) in zip(
+        targets.beside(speed.ttft_s, speed.itl_s),
+        safe.beside(speed.ttft_s, speed.itl_s),
+        strict=True,
+    ):
+        if predicted_s > target_s:
+            target = stated_duration(target_s)
+            above.append(f"{name} {duration(predicted_s)} is above the target of {target}")
+        elif predicted_s > most_s:
+            unsure.append(
+                f"{name} {duration(predicted_s)} may miss {stated_duration(target_s)}: at most "
+                f"{duration(most_s)} surely meets it"
+            )
     yield from above
+    over = ""
     scales = question.users is not None or question.peak_requests_per_s is not None
-    if usable is None and question.targets.are_set and (above or scales):
-        alone, safe = speed.loop.at(1), safe_targets(question.targets, question.launch)
+    if usable is None and targets.are_set and (above or unsure or scales):
+        alone = speed.loop.at(1)
         over = "; ".join(
             f"{name} is {duration(predicted_s)} (at most {duration(most_s)} surely meets it)"
             for name, predicted_s, most_s in safe.beside(alone.ttft_s, alone.itl_s)
             if predicted_s > most_s
         )
-        if over:
-            yield f"no number of replicas surely meets them: for one request alone {over}"
+    if over:
+        yield f"no number of replicas surely meets them: for one request alone {over}"
+    else:
+        yield from unsure
 
 
 def _predicted_usable(

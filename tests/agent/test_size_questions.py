@@ -123,7 +123,8 @@ QUESTIONS = {
     ),
     "what context can I afford": (
         ("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto", "--gpu", "l4"),
-        [r"FITS: holds 1 request of 32,\d+ tokens", r"auto: vLLM takes the 32,\d+ tokens"],
+        [r"FITS: holds 1 request of 32,\d+ tokens", "--max-model-len auto",
+         r"auto: vLLM takes the tokens that fit, about 32,\d+"],
     ),
     "is speculation worth it": (
         ("deepseek-ai/DeepSeek-V3", "8xh200", *CHAT, "--concurrency", "64", "--draft-model",
@@ -304,3 +305,114 @@ def test_the_concurrency_that_vllm_will_log_is_that_of_its_longest_request() -> 
     logged = re.search(r"maximum\s+concurrency\s+of\s+([\d.]+)\s+for\s+32,768", whole)
     assert logged is not None
     assert f"concurrency of {logged[1]} for 32,768" in " ".join(shorter.split())
+
+
+LLAMA_8B_ON_L4 = ("--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--max-model-len", "8192",
+                  "--input-tokens", "500", "--output-tokens", "200")  # fmt: skip
+
+
+def test_a_rate_is_served_with_the_safety_factor_also_without_targets() -> None:
+    most = re.search(
+        r"NOT SERVED, ([\d.]+) requests/s", size(*LLAMA_8B_ON_L4, "--rate", "9").stdout
+    )
+    assert most is not None
+    for share, succeeds in ((0.75, True), (0.9, False)):
+        rate = f"{share * float(most[1]):g}"
+        status, answer = document(*LLAMA_8B_ON_L4, "--rate", rate)
+        assert (status, answer["serves_peak"]) == (1 - succeeds, succeeds)
+        # The figures beside other launches are at the rate too.
+        compared = size(*LLAMA_8B_ON_L4, "--rate", rate, "--compare", "h100").stdout
+        assert ("as stated (does not serve the rate): " in compared) == (not succeeds)
+    text = " ".join(size(*LLAMA_8B_ON_L4, "--rate", rate).stdout.split())
+    assert "NOT SURELY SERVED" in text
+    assert "2 replicas or more (2 GPUs) with a safety factor of 1.3" in text
+
+
+def test_a_launch_that_does_not_serve_the_rate_is_compared_at_the_most_that_it_serves() -> None:
+    flags = (*LLAMA_8B_ON_L4, "--rate", "20", "--compare", "h100")
+    most = re.search(r"NOT SERVED, ([\d.]+) requests/s", size(*flags).stdout)
+    _, answer = document(*flags)
+    own = answer["compare"][0]["output_tokens_per_s"]
+    assert most is not None
+    assert own == pytest.approx(200 * float(most[1]), rel=0.05)
+
+
+def test_the_levers_of_a_rate_leave_as_many_seats_as_it_takes() -> None:
+    _, answer = document(*LLAMA_8B_ON_L4, "--rate", "1.5")
+    running = answer["performance"]["running_peak"]
+    seats = [
+        int(words)
+        for lever in answer["levers"]
+        for words in re.findall(r"--max-num-seqs (\d+)", lever["change"])
+    ]
+    assert running > 16
+    assert all(number >= running for number in seats)
+
+
+def test_a_target_is_judged_with_one_margin() -> None:
+    """ITL is predicted between what surely meets the target and the target itself."""
+    flags = (*QWEN, "--gpu", "h200", "--tp", "1", *CHAT)
+    _, plain = document(*flags, "--concurrency", "20")
+    target = ("--slo-itl", f"{1050 * plain['performance']['itl_s']:g}ms")
+    done = size(*flags, "--concurrency", "20", *target)
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 1
+    assert text.startswith("FITS IN MEMORY, MAY MISS THE TARGETS: ITL ")
+    assert "surely meets it" in text
+    # The users are spread over replicas until each keeps the margin.
+    _, spread = document(*flags, "--users", "20", *target)
+    assert spread["meets_targets"]
+    assert spread["inputs"]["replicas"] > 1
+
+
+def test_what_is_compared_runs_no_more_than_its_seats() -> None:
+    flags = (*QWEN, "--gpu", "h200", *CHAT, "--concurrency", "32")
+    text = size(*flags, "--compare", "max-num-seqs=16").stdout
+    assert "  max-num-seqs=16: 16 (not enough: 32 wanted); " in text
+    _, answer = document(*flags, "--compare", "max-num-seqs=16")
+    assert [row["max_concurrency"] for row in answer["compare"]][1] == 16
+
+
+def test_another_split_is_compared_on_the_gpus_that_it_takes() -> None:
+    _, answer = document("qwen3-8b", "1xh100", *CHAT, "--compare", "tp=2,tp=2+pp=2")
+    assert [row["gpus"] for row in answer["compare"]] == [1, 2, 4]
+    _, answer = document("qwen3-8b", "h100", "--gpus", "8", "--tp", "1", *CHAT, "--compare", "tp=2")
+    assert [row["gpus"] for row in answer["compare"]] == [8, 8]
+
+
+def test_the_longest_context_is_left_to_vllm() -> None:
+    launch = "vllm serve Qwen/Qwen3-14B --max-model-len auto"
+    assert "run: " + launch + "\n" in size(launch, "--gpu", "l40s").stdout
+    _, plain = document(launch, "--gpu", "a100-40gb", "--kv-cache-memory-bytes", "5G")
+    longest = plain["inputs"]["max_model_len"]
+    lengths = ("--input-tokens", str(longest), "--output-tokens", "500")
+    done = size(launch, "--gpu", "a100-40gb", "--kv-cache-memory-bytes", "5G", *lengths)
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 1
+    assert f"auto takes about {longest:,} tokens, and vLLM refuses a request of" in text
+    compared = size(launch, "--gpu", "l4", "--compare", "h100").stdout
+    assert re.search(r"  h100: \d", compared)
+
+
+def test_variables_in_front_of_the_command_are_kept() -> None:
+    launch = "vllm serve Qwen/Qwen3-8B --max-model-len 80000"
+    secret = "HF_TOKEN=hf_abc VLLM_API_KEY=abc"
+    done = size(f"{secret} VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 {launch}", "--gpu", "h100")
+    text = " ".join(done.stdout.split())
+    hidden = 'HF_TOKEN="$HF_TOKEN" VLLM_API_KEY="$VLLM_API_KEY"'
+    assert f"run: {hidden} VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 {launch}" in text
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN lets vLLM start" in text
+    assert "abc" not in text
+    refused = " ".join(size(launch, "--gpu", "h100").stdout.split())
+    assert "vLLM refuses to start unless" in refused
+
+
+def test_variables_that_matter_or_are_no_longer_read_are_said() -> None:
+    script = "export VLLM_ATTENTION_BACKEND=FLASHINFER\nVLLM_MLA_DISABLE=1 vllm serve Qwen/Qwen3-8B"
+    text = " ".join(size(script, "--gpu", "h100", "--explain").stdout.split())
+    assert "vLLM reads no VLLM_ATTENTION_BACKEND any more: use --attention-backend" in text
+    assert "not counted: VLLM_MLA_DISABLE (the KV cache)" in text
+    docker = "docker run -e VLLM_USE_DEEP_GEMM=0 vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-8B"
+    assert (
+        "run: VLLM_USE_DEEP_GEMM=0 vllm serve Qwen/Qwen3-8B" in size(docker, "--gpu", "h100").stdout
+    )

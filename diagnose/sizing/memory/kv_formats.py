@@ -5,7 +5,8 @@ Source: vllm/v1/kv_cache_interface.py and `customize_spec` of the attention back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from msgspec import Struct
@@ -18,16 +19,17 @@ from kneewatch.diagnose.sizing.arithmetic import Arithmetic, evaluated
 _BYTE_BITS = 8
 # Head size that the bytes per element of a format are computed for.
 _USUAL_HEAD_DIM = 128
-_AMPERE, _BLACKWELL = 8.0, 10
+# Head sizes of FlashInfer's kernels (vllm/v1/attention/backends/flashinfer.py).
+_FLASHINFER_HEADS = frozenset({64, 128, 256, 512})
+_NO_GPU = "(?!)"
 
 
 class KvFormat(Struct, frozen=True, kw_only=True):
     """One dtype that vLLM takes for its KV cache.
 
     - `key_bits`, `value_bits`: bits per element, including the scales of its group.
-    - `key_bytes`, `value_bytes`: scales and norms of a whole head.
-    - `latent_bytes`: scales of a latent vector; None if vLLM refuses the format for latent
-      attention.
+    - `key_bytes`, `value_bytes`: scales and norms of a whole head; `latent_bytes`: of a latent
+      vector.
     - `rope_bytes`: bytes per rotary element, in formats of sparse latent attention in which these
       have another width.
     - `plain_layers`: this many layers at either end stay in 16 bit, unless the model has recurrent
@@ -39,9 +41,13 @@ class KvFormat(Struct, frozen=True, kw_only=True):
     value_bits: float
     key_bytes: int = 0
     value_bytes: int = 0
-    latent_bytes: int | None = None
+    latent_bytes: int = 0
     rope_bytes: int | None = None
     plain_layers: int = 0
+    plain: str = _NO_GPU
+    latent: str = _NO_GPU
+    sparse: str = _NO_GPU
+    flashinfer: str = _NO_GPU
 
     @property
     def element_bytes(self) -> float:
@@ -51,12 +57,7 @@ class KvFormat(Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The dtype as text; `auto` is shown with its width."""
-        return "auto (16-bit)" if self.id == "auto" else self.id
-
-    @property
-    def needs_indexer(self) -> bool:
-        """Whether only the kernels of sparse latent attention support this format."""
-        return self.rope_bytes is not None
+        return f"auto ({self.key_bits:g}-bit)" if self.id == "auto" else self.id
 
     @property
     def is_quantized(self) -> bool:
@@ -80,19 +81,7 @@ class KvFormat(Struct, frozen=True, kw_only=True):
         return f"ceil(({whole}) / 2) x 2", scaled
 
     def latent_arithmetic(self, latent_dim: int, rope_dim: int) -> Arithmetic:
-        """The bytes of one token's latent vector.
-
-        Raises:
-            SizingError: vLLM has no kernel for latent attention in this format.
-        """
-        if self.latent_bytes is None:
-            raise SizingError(
-                f"vLLM has no kernel for latent attention with a KV cache in {self.id}",
-                name="kv_cache_dtype",
-                choices=tuple(
-                    kind.id for kind in _formats().values() if kind.latent_bytes is not None
-                ),
-            )
+        """The bytes of one token's latent vector."""
         element_bytes = self.key_bits / _BYTE_BITS
         rope_bytes = element_bytes if self.rope_bytes is None else self.rope_bytes
         row = "{latent elements} x {bytes of each} + {rope elements} x {bytes of a rope element}"
@@ -106,6 +95,10 @@ class KvFormat(Struct, frozen=True, kw_only=True):
 def _formats() -> Mapping[str, KvFormat]:
     rows = packaged_tables("diagnose.sizing.memory", "kv_formats.toml")
     return {name: KvFormat(id=name, **row) for name, row in rows.items()}
+
+
+def kv_formats() -> Collection[KvFormat]:
+    return _formats().values()
 
 
 def kv_format(kv_cache_dtype: str) -> KvFormat:
@@ -124,21 +117,29 @@ def kv_format(kv_cache_dtype: str) -> KvFormat:
     return named
 
 
-def kernel_missing(kind: KvFormat, gpu: Gpu) -> str | None:
-    """Why no attention kernel of vLLM 0.32 supports the format on this GPU; None if one does.
+def kernel_missing(
+    kept: KvFormat, *, gpu: Gpu | None, attention: str, heads: Collection[int], flashinfer: bool
+) -> str | None:
+    """Why vLLM 0.32 has no kernel for this attention with such a cache; None if it has one.
 
-    NVFP4 has kernels for NVIDIA GPUs from Ampere on. Its variants have kernels only for data-centre
-    Blackwell.
-
-    Source: vllm/v1/attention/backends/flashinfer.py and mla/flashmla_sparse.py (0.32).
+    `attention` is plain, latent or sparse, `heads` are the sizes of its heads. `flashinfer`:
+    whether FlashInfer's kernels support the model's attention.
     """
-    if not kind.id.startswith("nvfp4"):
+    pattern, words = getattr(kept, attention), _ATTENTION[attention]
+    missing = f"vLLM has no kernel for {words}"
+    missing += "" if kept.id == "auto" else f" with a KV cache in {kept.id}"
+    if pattern == _NO_GPU:
+        return missing
+    capability = "" if gpu is None else gpu.compute_capability or gpu.vendor
+    lacks = attention == "plain" and re.match(kept.flashinfer, capability)
+    lacks = lacks and not (flashinfer and _FLASHINFER_HEADS.issuperset(heads))
+    if gpu is None or (re.match(pattern, capability) and not lacks):
         return None
-    if gpu.vendor != "nvidia":
-        return f"{gpu.name} has no kernel for a {kind.id} KV cache"
-    capability = float(gpu.compute_capability or 0)
-    if kind.id != "nvfp4" and int(capability) != _BLACKWELL:
-        return f"only data-centre Blackwell GPUs have a kernel for a {kind.id} KV cache"
-    if capability < _AMPERE:
-        return f"{gpu.name} is older than Ampere, the first with a kernel for {kind.id}"
-    return None
+    return f"{missing} on {gpu.name} (compute capability {capability})"
+
+
+_ATTENTION = {
+    "plain": "this model's attention",
+    "latent": "latent attention",
+    "sparse": "sparse latent attention",
+}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from math import inf
 from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
+from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import (
     NO_CHUNKS,
@@ -19,12 +21,16 @@ from kneewatch.collector.engines.engine_kind import (
     sized_kinds,
 )
 from kneewatch.collector.packaged import packaged_tables, read_as
+from kneewatch.diagnose.catalogue.families import family_in
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, LINK_BYTES_PER_S, NETWORKS, Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError, positive, within
 from kneewatch.diagnose.catalogue.layers import (
+    CompressedAttention,
     FullAttention,
     LatentAttention,
+    LayerKind,
     Recurrent,
+    SlidingAttention,
     SlidingStates,
 )
 from kneewatch.diagnose.catalogue.models import UNKNOWN_MODEL, Model, takes_no_media, text_only
@@ -36,7 +42,12 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     number_of,
     parameter_of,
 )
-from kneewatch.diagnose.sizing.memory.kv_formats import kernel_missing, kv_format
+from kneewatch.diagnose.sizing.memory.kv_formats import (
+    KvFormat,
+    kernel_missing,
+    kv_format,
+    kv_formats,
+)
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
     ONE_GPU,
@@ -81,6 +92,7 @@ class Defaults(Struct, frozen=True):
     max_num_batched_tokens: int
     async_batches: bool
     hybrid_pool: bool
+    chunked_pool: bool
     capacity_by_context: bool
     padded_latent: bool
     state_blocks: int
@@ -146,6 +158,11 @@ class SlackRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
+def _kind_named(title: str) -> EngineKind:
+    return next((kind for kind in sized_kinds() if kind.title.lower() == title), VLLM)
+
+
+@cache
 def slack_of(kind: EngineKind) -> SlackRule | None:
     """The rule for the KV cache's memory of an engine; None without one."""
     return read_as(kind.slack, SlackRule) if kind.slack else None
@@ -188,6 +205,7 @@ class Launch(Struct, frozen=True):
     - `kv_offloading_bytes`: host memory for evicted KV blocks, of all ranks.
     - `limit_mm_per_prompt`: most items of a modality in a request; a modality without a limit is
       absent.
+    - `auto_context`: vLLM takes the longest context that fits; `max_model_len` is an estimate.
     - `context_tokens`: the request length for concurrency; by default `max_model_len`.
     - `network`: between nodes, a key of LINK_BYTES_PER_S.
     - `other_flags`: vLLM's other flags, with their values; `flag` reads them.
@@ -198,11 +216,13 @@ class Launch(Struct, frozen=True):
     gpu: Gpu | None = None
     parallel: Parallel = ONE_GPU
     quantization: str | None = None
+    dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     engine: str = VLLM.title
     version: Version = LATEST
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
+    auto_context: bool = False
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_tokens: int | None = None
@@ -236,6 +256,12 @@ class Launch(Struct, frozen=True):
         example, "fp8" for an FP8 checkpoint with attention in 16 bit means that checkpoint's
         scheme. A format such as "modelopt" is that of a quantized checkpoint, whatever its scheme.
         """
+        chosen = self._quantized
+        is_wide = chosen.expert_bits == FULL_BITS and self.computed_dtype == "float32"
+        return chosen.in_float32 if is_wide else chosen
+
+    @property
+    def _quantized(self) -> Scheme:
         own = scheme(self.model.quantization)
         quantized = own.expert_bits < FULL_BITS
         if self.quantization is None or (quantized and is_format(self.quantization)):
@@ -243,14 +269,51 @@ class Launch(Struct, frozen=True):
         stated = scheme(self.quantization)
         return own if stated.id in {own.id, own.stated_as} else stated
 
+    @property
+    def computed_dtype(self) -> str:
+        """The dtype of activations: as stated, otherwise bfloat16, which stands for float16 too.
+
+        On GPUs without bfloat16 vLLM takes float16, and float32 for models that it refuses in
+        float16.
+        """
+        if self.dtype != "auto":
+            return _DTYPES.get(self.dtype.lower(), self.dtype)
+        if not self.lacks_bfloat16:
+            return "bfloat16"
+        return "float32" if family_in(self.model.family, "without_float16") else "float16"
+
+    @property
+    def lacks_bfloat16(self) -> bool:
+        """Whether the GPU is older than Ampere, the first with bfloat16."""
+        return _capability(self.gpu) < _BFLOAT16_FROM
+
+    @property
+    def kv_format(self) -> KvFormat:
+        """The format of the KV cache; `auto` has the width of the activations."""
+        kept = kv_format(self.kv_cache_dtype)
+        is_wide = kept.id == "auto" and self.computed_dtype == "float32"
+        return replace(kept, key_bits=32.0, value_bits=32.0) if is_wide else kept
+
+    @property
+    def shares_pool(self) -> bool:
+        """Whether layers of several kinds share one pool, so that windows and chunks save memory.
+
+        Source: vllm/config/vllm.py (0.32).
+        """
+        shares = self.hybrid_pool and self.defaults.hybrid_pool
+        if not family_in(self.model.family, "chunked_local"):
+            return shares
+        stated = self.flag("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
+        allowed = self.defaults.chunked_pool if stated is None else stated != "0"
+        return shares and allowed and self.draft is None
+
     def flag(self, name: str) -> str | None:
-        """The value of a flag that has no field; None if it is not set."""
+        """The value of a flag or variable that has no field; None if it is not set."""
         return dict(self.other_flags).get(name)
 
     @property
     def kind(self) -> EngineKind:
-        named = (kind for kind in sized_kinds() if kind.title.lower() == self.engine.lower())
-        return next(named, VLLM)
+        return _kind_named(self.engine.lower())
 
     @property
     def slack(self) -> SlackRule | None:
@@ -572,40 +635,87 @@ def _context_ranks(launch: Launch) -> list[int]:
 _BLOCK_TOKENS = 16
 """All attention kernels for NVIDIA GPUs (vllm/v1/attention/backends, 0.32)."""
 
-_UNPACKED = ("fp8", "fp4")
-_UNPACKS_FROM = 7.5
-"""Compute capability (vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py, 0.32)."""
+_DTYPES = {
+    **{name: name for name in ("auto", "bfloat16", "float16", "float32")},
+    "half": "float16",
+    "float": "float32",
+}
+_BFLOAT16_FROM = 8.0
+
+
+def _capability(gpu: Gpu | None) -> float:
+    """The compute capability; that of no limit where it is unknown."""
+    return float((gpu and gpu.compute_capability) or inf)
+
+
+def _attention(kind: LayerKind) -> str:
+    """The kind of kernel that a layer's attention needs, as in kv_formats.toml; "" for others."""
+    if isinstance(kind, CompressedAttention | SlidingStates):
+        return "sparse"
+    if isinstance(kind, LatentAttention):
+        return "sparse" if kind.is_sparse else "latent"
+    return "plain" if isinstance(kind, FullAttention | SlidingAttention) else ""
 
 
 def _check_dtypes(launch: Launch) -> None:
-    gpu, arithmetic = launch.gpu, launch.scheme.compute
-    kept = kv_format(launch.kv_cache_dtype)
-    indexed = any(
-        (isinstance(part.kind, LatentAttention) and part.kind.index_dim)
-        or isinstance(part.kind, SlidingStates)
-        for part in launch.model.layers
-    )
-    missing = None if gpu is None else kernel_missing(kept, gpu)
-    if kept.needs_indexer and not indexed:
-        missing = (
-            f"a {kept.id} KV cache needs sparse latent attention, which {launch.model.id} lacks"
-        )
-    if missing is not None:
-        raise SizingError(missing, name="kv_cache_dtype")
-    is_nvidia = gpu is not None and gpu.vendor == "nvidia" and launch.slack is None
+    if launch.dtype.lower() not in _DTYPES:
+        raise SizingError(f"unknown dtype {launch.dtype!r}", name="dtype", choices=tuple(_DTYPES))
+    kinds = [part.kind for part in launch.model.layers]
+    attentions = {_attention(kind) for kind in kinds} - {""}
+    if launch.slack is not None:
+        return
+    heads = {
+        size
+        for kind in kinds
+        if isinstance(kind, FullAttention | SlidingAttention)
+        for size in (kind.key_dim, kind.value_dim)
+    }
+    flashinfer = not family_in(launch.model.family, "without_flashinfer")
+    # Versions before V1 had other kernels.
+    gpu = launch.gpu if launch.version >= V1 else None
+    lacks = partial(kernel_missing, gpu=gpu, heads=heads, flashinfer=flashinfer)
+    for attention in attentions:
+        if why := lacks(launch.kv_format, attention=attention):
+            choices = tuple(
+                kept.id for kept in kv_formats() if not lacks(kept, attention=attention)
+            )
+            raise SizingError(why, name="kv_cache_dtype", choices=choices)
+    is_nvidia = gpu is not None and gpu.vendor == "nvidia"
     if is_nvidia and (launch.block_tokens or 0) % _BLOCK_TOKENS:
         raise SizingError(
             f"vLLM has no attention kernel for blocks of {launch.block_tokens} tokens: state a "
             f"multiple of {_BLOCK_TOKENS}",
             name="block_size",
         )
-    # From Turing on, GPUs without FP8 or FP4 arithmetic unpack such weights to 16 bit (Marlin).
-    capability = float((gpu and gpu.compute_capability) or _UNPACKS_FROM)
-    if gpu is not None and arithmetic in _UNPACKED and capability < _UNPACKS_FROM:
+    if gpu is not None and _capability(gpu) < launch.scheme.capability:
         raise SizingError(
             f"{gpu.name} has no kernels for {launch.scheme.id} weights",
             name="quantization",
-            choices=tuple(key for key, each in schemes().items() if each.compute not in _UNPACKED),
+            choices=tuple(
+                key for key, each in schemes().items() if each.capability <= _capability(gpu)
+            ),
+        )
+    _check_activations(launch, attentions)
+
+
+def _check_activations(launch: Launch, attentions: set[str]) -> None:
+    dtype, model, refused = launch.computed_dtype, launch.model, ""
+    if dtype == "bfloat16" and launch.lacks_bfloat16 and launch.gpu is not None:
+        refused = f"on {launch.gpu.name}, which is older than Ampere: float16 runs"
+    elif dtype == "float16" and family_in(model.family, "without_float16"):
+        refused = f"for {model.id}, whose activations overflow: bfloat16 or float32 run"
+    elif dtype not in launch.scheme.dtypes:
+        refused = f"with {launch.scheme.id} weights: {' or '.join(launch.scheme.dtypes)} run"
+    elif dtype == "float32" and not attentions <= {"plain"}:
+        refused = "for latent attention, which has no kernels for it"
+    if refused:
+        raise SizingError(f"vLLM refuses {dtype} {refused}", name="dtype")
+    is_plain = len(attentions) == 1 and all(
+        isinstance(part.kind, FullAttention | SlidingAttention) for part in model.layers
+    )
+    if dtype == "float32" and not (is_plain and launch.adapters is None and launch.draft is None):
+        raise SizingError(
+            "float32 is not sized with adapters, a draft or recurrent layers", name="dtype"
         )
 
 

@@ -120,6 +120,7 @@ def guide_overhead(launch: Launch, weights_bytes: float, gpu: Gpu) -> Overhead:
     Source: guide 2.3, 2.4 and figure 2.1.
     """
     own = scheme(launch.model.quantization)
+    own = own.in_float32 if launch.computed_dtype == "float32" else own
     published_ratio = 1.0
     if own.id != launch.scheme.id:
         published, taken = (

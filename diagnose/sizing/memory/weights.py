@@ -99,7 +99,7 @@ def weights_per_gpu(
     tp, stage = parallel.tensor, ceil(model.depth / parallel.pipeline) / model.depth
     attention_bits = scheme.attention_bits_of(mixture=bool(model.experts.count))
     ranks = tp * parallel.data if parallel.experts else tp
-    head = parameters.head * scheme.head_bits / FULL_BITS
+    head = parameters.head * scheme.head_bits / scheme.full_bits
     tower_ranks = tp if model.tower is not None and not model.tower.whole else 1
     tables = (parameters.embedding + head) / tp
     if parallel.pipeline > 1:
@@ -110,9 +110,9 @@ def weights_per_gpu(
         ATTENTION: attention_parameters(model, parameters, tp) * stage * attention_bits,
         "MLP": parameters.mlp * stage / tp * scheme.linear_bits,
         "experts": parameters.experts * padding * stage / ranks * scheme.expert_bits,
-        "embeddings": tables * FULL_BITS,
-        _SMALL: (parameters.small * stage + parameters.rotary) * FULL_BITS,
-        "vision": parameters.vision / tower_ranks * FULL_BITS,
+        "embeddings": tables * scheme.full_bits,
+        _SMALL: (parameters.small * stage + parameters.rotary) * scheme.full_bits,
+        "vision": parameters.vision / tower_ranks * scheme.full_bits,
     }
     return {name: part_bits / _BITS for name, part_bits in bits.items() if part_bits}
 

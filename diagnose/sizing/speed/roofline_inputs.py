@@ -24,7 +24,6 @@ from kneewatch.diagnose.catalogue.models import Model
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, scheme
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
 from kneewatch.diagnose.sizing.memory.kv_cache import index_bytes
-from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.memory.overhead import kind_of
 from kneewatch.diagnose.sizing.memory.weights import attention_parameters
@@ -365,6 +364,8 @@ def costs(launch: Launch) -> Costs:
             "the path of its config.json",
             name="model",
         )
+    if launch.computed_dtype == "float32":
+        raise SizingError("speed is not predicted in float32", name="dtype")
     stored = scheme(launch.quantization or model.quantization)
     # Other formats are computed in 16 bit.
     narrow = {
@@ -376,7 +377,7 @@ def costs(launch: Launch) -> Costs:
     linear_bits = stored.linear_bits
     attention_bits = stored.attention_bits_of(mixture=bool(model.experts.count))
     head = parameters.head or parameters.embedding
-    kinds = _kinds(model, tensor_parallel, kv_format(launch.kv_cache_dtype).element_bytes)
+    kinds = _kinds(model, tensor_parallel, launch.kv_format.element_bytes)
     link, link_bytes_per_s, link_latency_s = _link(gpu, tensor_parallel, network)
     skipped = kinds.skipped_layers if launch.version >= _SKIPS_SHARED_LAYERS else 0
     attention = attention_parameters(model, parameters, tensor_parallel)

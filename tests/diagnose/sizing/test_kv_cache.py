@@ -346,3 +346,25 @@ def test_full_attention_is_the_formula(
     assert layout.request_bytes(context_tokens) == (
         ceil(context_tokens / 16) * 16 * layout.token_bytes
     )
+
+
+def test_layers_of_local_chunks_hold_their_chunk() -> None:
+    """Llama 4: 12 full layers and 3 groups of 12 that reserve a chunk and two batches.
+
+    Source: ChunkedLocalAttentionSpec.max_admission_blocks_per_request (vLLM 0.32).
+    """
+    scout = model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    launch = Launch(
+        scout, gpu("h200"), Parallel(tensor=8), max_model_len=131_072, max_num_batched_tokens=8192
+    )
+    whole, chunk = 131_072 // 16, (8192 + 2 * 8192) // 16
+    blocks = kv_layout_of(launch).request_blocks(131_072)
+    assert blocks == pytest.approx(whole + 3 * chunk, rel=0.001)
+    variable = ("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", "0")
+    for other in (
+        replace(launch, version=parse_version("0.13.0")),
+        replace(launch, other_flags=(variable,)),
+    ):
+        layout = kv_layout_of(other)
+        whole_bytes = 48 * 131_072 * 2 * 128 * 2
+        assert layout.request_bytes(131_072) == pytest.approx(whole_bytes, rel=0.001)

@@ -77,6 +77,7 @@ WHOLE = replace(
     parallel=Parallel(tensor=2, pipeline=2, data=2, experts=True),
     decode_context_parallel=2,
     quantization="fp8",
+    dtype="half",
     kv_cache_dtype="fp8",
     gpu_memory_utilization=0.85,
     kv_cache_memory_bytes=8 * GIB,
@@ -100,7 +101,7 @@ WHOLE = replace(
 def test_vllm_takes_every_flag_that_a_size_can_set() -> None:
     line = sized_command(WHOLE)
     assert refused(line) == []
-    assert line.count(" --") == 25
+    assert line.count(" --") == 26
     assert refused(sized_command(replace(WHOLE, prefix_caching=True))) == []
 
 
