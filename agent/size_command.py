@@ -51,6 +51,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     commands,
     effect_of,
     image_version,
+    is_dropped,
     parameter_of,
     parse_command,
 )
@@ -88,8 +89,6 @@ from kneewatch.reports.size_rendering import (
 from kneewatch.rules.facts import Targets
 
 OWN_DRAFT = "mtp"
-NEVER = (999, 0, 0)
-"""Until then vLLM has a flag that no version dropped."""
 # What a container runs, in the order of its words (Kubernetes, Compose).
 _RUN = ("entrypoint", "command", "args")
 
@@ -609,7 +608,7 @@ def with_launch(given: dict[str, Any]) -> dict[str, Any]:
     stated["vllm_version"] = next((version for version in versions if version), None)
     named = given["vllm_version"] or stated["vllm_version"]
     version = parse_version(named) if named else LATEST
-    gone = [flag for flag in others if flag in VLLM and (VLLM[flag].until or NEVER) <= version]
+    gone = [flag for flag in others if is_dropped(flag, version)]
     others = {flag: text for flag, text in others.items() if flag not in gone}
     drafting = tuple((flag, text) for flag, text in launch.flags.items() if _drafts(flag))
     given = given | {"ignored": ignored_flags(launch), "other_flags": tuple(others.items())}
@@ -648,20 +647,36 @@ def _refuse_unreadable(launch: CommandLine) -> None:
         if text is None or text.startswith("{{") or (name, text) == (LONGEST_TOKENS, "-1"):
             continue
         is_number = flag.kind in ("count", "number", "gib")
-        choices = flag.choices.split()
+        choices, document = flag.choices.split(), _json(text if text.startswith("{") else "{}")
+        lacking = [key for key in flag.keys if key not in (document or {})]
+        with_it = launch.flags.keys() & {flag.excludes}
+        why = ""
         if (
             (is_number and launch.unreadable(name))
             or (choices and text.lower() not in choices)
-            or (text.startswith("{") and not _is_json(text))
+            or document is None
+            or (flag.least is not None and _number(text, flag.least) < flag.least)
         ):
-            raise SizingError(f"vLLM refuses {text!r}", name=flag.parameter, choices=choices)
+            why = repr(text)
+        elif launch.complete and (lacking or (flag.needs and flag.needs not in launch.flags)):
+            why = f"it without {' and '.join(lacking) or flag.needs}"
+        elif with_it:
+            why = f"it beside {flag.excludes}"
+        if why:
+            raise SizingError(f"vLLM refuses {why}", name=flag.parameter, choices=choices)
 
 
-def _is_json(text: str) -> bool:
+def _number(text: str, default: float) -> float:
     with suppress(ValueError):
-        orjson.loads(text)
-        return True
-    return False
+        return float(text)
+    return default
+
+
+def _json(text: str) -> Mapping[str, object] | None:
+    """The JSON object; None if it is none."""
+    with suppress(ValueError):
+        return mapping(orjson.loads(text))
+    return None
 
 
 def _listed(text: str) -> str:
@@ -757,6 +772,9 @@ def _speculation(launch: CommandLine) -> dict[str, Any]:
     if stated := launch.count("--spec-tokens"):
         config["num_speculative_tokens"] = stated
     method, tokens = str(config.get("method") or ""), config.get("num_speculative_tokens")
+    if method in _NO_DRAFT_MODEL and tokens is None:
+        why = f"{method} without num_speculative_tokens"
+        raise SizingError(f"vLLM refuses {why}", name="num_speculative_tokens")
     if not isinstance(tokens, int) or method in _NO_DRAFT_MODEL:
         return {}
     drafts = "mtp" if method.endswith("mtp") else config.get("model")

@@ -397,6 +397,10 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sets: Any = None
     shown: bool = False
     printed: bool = False
+    needs: str = ""
+    excludes: str = ""
+    keys: tuple[str, ...] = ()
+    least: float | None = None
     may_change: str = ""
     help: str = ""
     first: bool = False
@@ -510,6 +514,7 @@ _PLAIN_VARIABLE = re.compile(r"(?!.*(KEY|TOKEN))(VLLM|CUDA|NCCL|HIP|PYTORCH|TORC
 UNREAD_VARIABLES: Mapping[str, str] = _TABLES["unread_variables"]
 """Variables that vLLM no longer reads, and the flag that replaces each."""
 UNREAD_SINCE: Version = (0, 32, 0)
+_DROPPED = re.compile(_TABLES["dropped"]["flags"])
 _SPELLED_ALIKE = 0.8
 _WITHOUT_EFFECT = re.compile(_TABLES["without_effect"]["flags"])
 _EFFECTS: Mapping[str, str] = _TABLES["effects"]
@@ -532,6 +537,14 @@ def effect_of(flag: str) -> str:
     if by_default or not flag.startswith("-") or _WITHOUT_EFFECT.fullmatch(positive):
         return ""
     return UNKNOWN
+
+
+def is_dropped(flag: str, version: Version) -> bool:
+    """Whether this version refuses the flag, which earlier ones had."""
+    row = VLLM.get(flag)
+    if row is not None and row.until is not None:
+        return row.until <= version
+    return version >= UNREAD_SINCE and _DROPPED.fullmatch(flag) is not None
 
 
 def nearest_flag(flag: str) -> str | None:
