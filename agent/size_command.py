@@ -775,6 +775,9 @@ def _speculation(launch: CommandLine) -> dict[str, Any]:
     if method in _NO_DRAFT_MODEL and tokens is None:
         why = f"{method} without num_speculative_tokens"
         raise SizingError(f"vLLM refuses {why}", name="num_speculative_tokens")
+    if not method and tokens is not None and not config.get("model"):
+        why = "vLLM refuses num_speculative_tokens without a draft model or a method"
+        raise SizingError(why, name="draft_model")
     if not isinstance(tokens, int) or method in _NO_DRAFT_MODEL:
         return {}
     drafts = "mtp" if method.endswith("mtp") else config.get("model")

@@ -178,7 +178,10 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
         served = loop.serving(peak_per_s / changed.engines) if peak_per_s is not None else None
         speed = loop.at(loop.load.concurrency) if served is None else served[1]
     before = question.launch
-    narrower = (launch.scheme, launch.kv_cache_dtype) != (before.scheme, before.kv_cache_dtype)
+    narrower = (launch.quantization, launch.kv_cache_dtype) != (
+        before.quantization,
+        before.kv_cache_dtype,
+    )
     return Lever(change.strip(), changed, held, speed, narrower)
 
 

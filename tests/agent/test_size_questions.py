@@ -121,6 +121,33 @@ QUESTIONS = {
         ("qwen3-coder-30b-a3b-instruct", "2x4090", "--quantization", "awq"),
         ["DOES NOT FIT: .* use --max-model-len 236816", "--max-num-seqs 16: 1; 2 GPUs"],
     ),
+    "does Gemma run on a T4": (
+        ("google/gemma-3-4b-it", "t4"),
+        ["DOES NOT FIT", "it takes float32, of twice the size", r"--gpu l4: [\d.]+; 1 GPU, "],
+    ),
+    "what does float32 cost": (
+        ("qwen3-8b", "h100", "--context", "8192", "--compare", "dtype=float32"),
+        [r"as stated: 4\d; 1 GPU", r"dtype=float32: 1\d; 1 GPU"],
+    ),
+    "is one GPU enough for the peak": (
+        ("qwen3-8b", "l4", "--max-model-len", "8192", *CHAT, "--rate", "0.5"),
+        ["DOES NOT SERVE THE RATE", r"NOT (SURELY )?SERVED, 0\.\d requests/s at most",
+         r"takes \d replicas or more \(\d GPUs\) with a safety factor of 1\.3"],
+    ),
+    "one GPU or two": (
+        ("qwen3-8b", "1xh100", *CHAT, "--concurrency", "32", "--compare", "tp=2,gpus=2+tp=1"),
+        [r"as stated: \d+; ITL", r"tp=2: [\d,]+; ITL .*?2 GPUs", r"gpus=2\+tp=1: \d+; .*?2 GPUs"],
+    ),
+    "a context beyond the model's": (
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-32B --max-model-len 65536 -tp 2",
+         "--gpu", "h200"),
+        ["^FITS: holds", "lets vLLM start, and answers beyond may be wrong",
+         "run: VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-32B"],
+    ),
+    "how much does Llama 4 hold": (
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "8xh200", "--max-model-len", "262144"),
+        [r"^FITS: holds 5\d requests of 262,144 tokens"],
+    ),
     "what context can I afford": (
         ("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto", "--gpu", "l4"),
         [r"FITS: holds 1 request of 32,\d+ tokens", "--max-model-len auto",
