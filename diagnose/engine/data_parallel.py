@@ -1,8 +1,4 @@
-"""Compares the data-parallel engines of one page and finds overloaded ones. Guide 3.5, 9.3. Pure.
-
-Applies the fleet's replica_imbalance to one server. If some engines queue or preempt while others
-have room, their queues and preemptions are reported under replica_imbalance.
-"""
+"""The fleet's replica_imbalance and bad_node, for the engines of one page. Guide 3.5, 9.3. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.engine.diagnosis import CauseTracker, as_severe, health
 from kneewatch.diagnose.fleet.engine import engine_of
 from kneewatch.diagnose.fleet.inventory import Member
-from kneewatch.diagnose.fleet.outliers import replica_imbalance
+from kneewatch.diagnose.fleet.outliers import bad_nodes, replica_imbalance
 from kneewatch.diagnose.fleet.tier import Tier
 from kneewatch.diagnose.ranking import ranked
 from kneewatch.diagnose.verdict import Cause, Verdict, worst_of
@@ -27,19 +23,20 @@ class DataParallelEngines:
 
     def __init__(self, *, scale: float) -> None:
         self._tracker = CauseTracker[Cause](scale=scale)
-        self._hot: tuple[str, ...] = ()
+        self._of: dict[str, tuple[str, ...]] = {}
 
     def compared(self, t_s: float, diagnoses: Sequence[Verdict]) -> list[Verdict]:
         """The diagnoses; engines with far more load than the others get the cause
-        replica_imbalance."""
-        imbalance = replica_imbalance(_tier(diagnoses)) if _are_peers(diagnoses) else None
-        if imbalance is not None:
-            self._hot = imbalance.replicas
-        causes = self._tracker.update(t_s, [] if imbalance is None else [imbalance.of_server()])
-        if not causes:
-            return list(diagnoses)
+        replica_imbalance, the slowest of those that are far slower bad_node."""
+        tier = _tier(diagnoses) if _are_peers(diagnoses) else None
+        of_tier = () if tier is None else (*bad_nodes(tier)[:1], replica_imbalance(tier))
+        concluded = [cause for cause in of_tier if cause is not None]
+        self._of |= {cause.id: cause.replicas for cause in concluded}
+        causes = self._tracker.update(t_s, [cause.of_server() for cause in concluded])
         return [
-            _with(diagnosis, causes) if _member(diagnosis).name in self._hot else diagnosis
+            _with(diagnosis, own)
+            if (own := [each for each in causes if _member(diagnosis).name in self._of[each.id]])
+            else diagnosis
             for diagnosis in diagnoses
         ]
 

@@ -19,8 +19,8 @@ from kneewatch.rules.formatting import about, percent, plural, span
 from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
 
-SLOWER = 1.5
-SAME_ARRIVALS = 1.3
+SLOWER, SLOWER_OF_TWO = 1.5, 2.0
+SAME_ARRIVALS = SAME_LENGTHS = 1.3
 PEERS_MIN = 3
 """Least number of replicas for a meaningful median."""
 
@@ -127,16 +127,20 @@ def is_slow(engine: Engine, tier: Tier) -> bool:
 
     The engine must get no more requests than its peers, and none of its own causes may slow its
     tokens. A histogram's median jumps by a whole bucket. So if the mean is known, it must also be
-    far above.
+    far above. Of two engines neither is the rule: the slower one must be twice as slow, with
+    requests no longer than the other's.
     """
-    slower, mean = over(engine, tier, "itl_p50_s"), over(engine, tier, "itl_mean_s")
-    if tier.median("arrival_per_s") == 0 and engine.get("arrival_per_s"):
+    peers = _peers(engine, tier)
+    slower, mean = over(engine, peers, "itl_p50_s"), over(engine, peers, "itl_mean_s")
+    beside_idle = peers.median("arrival_per_s") == 0 and engine.get("arrival_per_s")
+    if beside_idle or slower is None or _drains(engine):
         return False
-    if len(tier.engines) < PEERS_MIN or slower is None or _drains(engine):
+    if not _is_asked_alike(engine, peers) or any(map(_slows_tokens, engine.causes)):
         return False
-    if not _is_asked_alike(engine, tier) or any(map(_slows_tokens, engine.causes)):
-        return False
-    return slower >= SLOWER and (mean is None or mean >= SLOWER)
+    if peers is tier:
+        return slower >= SLOWER and (mean is None or mean >= SLOWER)
+    longer = max(over(engine, peers, key) or math.inf for key in LENGTH_MEANS)
+    return min(slower, mean or 0.0) >= SLOWER_OF_TWO and longer <= SAME_LENGTHS
 
 
 def _is_asked_alike(engine: Engine, tier: Tier) -> bool:

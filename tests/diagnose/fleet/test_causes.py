@@ -203,6 +203,29 @@ def test_a_gpu_with_low_clocks_is_named_also_beside_one_other_replica(replicas: 
     assert causes(verdict(*rows, gpus=clocks)) == {"bad_node": ("slow",)}
 
 
+@pytest.mark.parametrize(
+    ("slower", "longer", "named"),
+    [
+        pytest.param(2.5, 1.0, True, id="the slower of two"),
+        pytest.param(1.7, 1.0, False, id="as two may differ"),
+        pytest.param(2.5, 2.0, False, id="its prompts are longer"),
+    ],
+)
+def test_of_two_replicas_the_one_that_is_twice_as_slow_is_named(
+    slower: float, longer: float, named: bool
+) -> None:
+    alike = {"itl_p50_s": 0.02, "itl_mean_s": 0.02, "prompt_tokens_mean": 500.0,
+             "output_tokens_mean": 200.0}  # fmt: skip
+    slow = {
+        **alike,
+        "itl_p50_s": slower * 0.02,
+        "itl_mean_s": slower * 0.02,
+        "prompt_tokens_mean": longer * 500.0,
+    }
+    verdict_of_two = verdict((pod("r0"), alike), (pod("slow"), slow))
+    assert causes(verdict_of_two) == ({"bad_node": ("slow",)} if named else {})
+
+
 def test_a_gpu_with_low_clocks_and_xid_makes_the_case_stronger() -> None:
     well = {f"r{at}": {"sm_clock_mhz": 1980.0, "temperature_c": 50.0} for at in range(5)}
     ill = {"sm_clock_mhz": 1200.0, "temperature_c": 85.0, "xid": 79.0}
