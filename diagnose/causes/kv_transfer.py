@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import (
     BATCH,
+    DECODES_FROM,
     DEFERRED_AVG,
     DEFERRED_GROWS,
     DEFERRED_HELD,
@@ -14,14 +15,15 @@ from kneewatch.diagnose.causes.common_conditions import (
     KV_EXPIRES,
     KV_USAGE,
     QUEUED,
+    SERVED,
     TTFT_DRIFT,
     TTFT_IS_MISSED,
+    USUAL_TTFT_MEAN_S,
     WAIT_S,
-    pool_of,
 )
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.record import Computed, Form, Tested, cause, term
-from kneewatch.rules.conditions import Check, Number
+from kneewatch.diagnose.causes.record import Form, cause, term
+from kneewatch.rules.conditions import Check, FirstOf, Number
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Severity
@@ -32,6 +34,10 @@ PATH = (
 LMCACHE_PATH = (
     "Check LMCache's storage (host memory, disk, remote server), the path to it and LMCache's log: "
     "the data path is slow, not the GPU."
+)
+DECODE_SERVERS = (
+    "Look at the decode servers, which take no more requests: add decode replicas where their KV "
+    "caches are full, otherwise check their logs."
 )
 DECODE_POOL = (
     "Add decode replicas, or turn prefill replicas into decode replicas (lower the P:D ratio): the "
@@ -44,7 +50,15 @@ FAILED = Live("kv_transfer_failed_per_s")
 FAIL = FAILED > 0.0
 WAITING, ARRIVED = Live("kv_fetch_waiting"), Live("kv_fetch_arrived").otherwise(0.0)
 NOT_BEGUN = Live("kv_fetch_queued").otherwise(0.0)
-FETCHING = Check("fetching", WAITING >= 1.0, Number(10.0))
+FETCH_S = WAITING / SERVED  # a request's mean wait for its KV, by Little's law
+FETCHING = Check("fetching", WAITING >= 1.0, Number(10.0)) & (
+    (FETCH_S >= (1.5 * FirstOf((USUAL_TTFT_MEAN_S, Live("ttft_mean_s")))).at_least(0.25))
+    | (~USUAL_TTFT_MEAN_S.known & (FETCH_S >= 3.0))
+    | TTFT_IS_MISSED.assume(unknown=False)
+).assume(unknown=True)
+"""Requests wait for their KV for longer than first tokens usually take, which include that wait. On
+a busy server some requests wait at any time. Unknown while no request ends."""
+
 FETCHES_UNTOLD = (Live("external_hit_ratio") > 0.0) & ~WAITING.known & ~Live("lora_max").known
 """The server finds prompts in another cache tier, and does not say how many requests wait for them:
 only vLLM before 0.32 gives no reason. Without such hits a connector holds no request back, and
@@ -80,35 +94,24 @@ that is fed by prefill servers, most of TTFT may be the transfer."""
 SLOWER = (DRIFT >= 3.0) & (SHARE >= 0.05).assume(unknown=True)
 """Transfers take far longer than usual and are not negligible."""
 
+HANDING_OVER = FETCHING & (Live("kv_handover_waiting") > 0.5 * WAITING)
 HERE = FETCHING & (ARRIVED > 0.5 * WAITING)
 UNDER_WAY = FETCHING & ~HERE.assume(unknown=False)
 KV_BINDS = UNDER_WAY & (NOT_BEGUN > 0.5 * WAITING) & (KV_USAGE >= 0.95)
-GB_PER_S = Live("kv_transfer_bytes_per_s") * 1e-9
+ELSEWHERE = Live("kv_external_share_ratio")
 
-RETRIEVED = Tested(
-    lambda facts: _is_lmcache(facts, "kv_transfer_mean_s", "retrieve_mean_s"),
-    "the transfers are LMCache's",
-)
-LOST = FAIL & Tested(
-    lambda facts: _is_lmcache(facts, "kv_transfer_failed_per_s", "failed_per_s"),
-    "the failures are LMCache's",
-)
+RETRIEVED = MEAN_S <= Live("lmcache_retrieve_mean_s")
+LOST = FAIL & (FAILED <= Live("lmcache_failed_per_s"))
 BY_LMCACHE = ((LONG | SLOWER) & RETRIEVED) | LOST
-
-
-def _is_lmcache(facts: Facts, signal: str, own: str) -> bool:
-    """Whether a transfer signal comes from LMCache; its value then equals LMCache's own signal."""
-    value = facts.values.get(signal)
-    return value is not None and facts.values.get(f"lmcache_{own}") == value
-
+"""The transfers and the failures are LMCache's: the longest mean, and the sum, equal its own."""
 
 _RETRIEVED, _LOST, _BY_LMCACHE = (condition.python() for condition in (RETRIEVED, LOST, BY_LMCACHE))
-_HERE, _KV_BINDS = HERE.python(), KV_BINDS.python()
+_HANDING_OVER, _HERE, _KV_BINDS = HANDING_OVER.python(), HERE.python(), KV_BINDS.python()
 
 
 def _long(facts: Facts) -> str:
-    share = facts.get("kv_transfer_mean_s") / facts.get("ttft_mean_s", 1.0)
     move = "a retrieve from LMCache" if _RETRIEVED(facts) else "a KV transfer"
+    share = facts.get("kv_transfer_mean_s") / facts.get("ttft_mean_s", 1.0)
     return f"{move} takes {percent(share)} of TTFT"
 
 
@@ -124,12 +127,9 @@ def _failing(facts: Facts) -> str:
 def _lever(facts: Facts) -> str:
     if _HERE(facts) or _KV_BINDS(facts) or facts.get("kv_expired_per_s") > 0:
         return DECODE_POOL
+    if _HANDING_OVER(facts):
+        return DECODE_SERVERS
     return LMCACHE_PATH if _BY_LMCACHE(facts) else PATH
-
-
-def _decode_pool_share(facts: Facts) -> float | None:
-    share = facts.values.get("kv_external_share_ratio")
-    return share if pool_of(facts) == "decode" else None
 
 
 KV_TRANSFER_SLOW = cause(
@@ -148,7 +148,7 @@ KV_TRANSFER_SLOW = cause(
                 "the KV of {value} of {kv_fetch_waiting} waiting requests has arrived",
                 when=HERE,
             ),
-            term(WAITING, 1.0, 1.2, "{value} requests are waiting for KV", when=UNDER_WAY),
+            term(WAITING, 1.0, 1.2, "{value} requests wait for their KV to move", when=UNDER_WAY),
             term(
                 DEFERRED_AVG,
                 2.0,
@@ -196,14 +196,11 @@ KV_TRANSFER_SLOW = cause(
                 "a KV transfer moves {gb_per_s:.1f} GB/s",
             ),
             term(
-                Computed(
-                    _decode_pool_share,
-                    "the share of prompt tokens computed elsewhere, on a decode server",
-                ),
+                ELSEWHERE,
                 None,
                 0.0,
                 "a decode pool: {value:%} of prompt tokens were computed elsewhere",
-                signal="kv_external_share_ratio",
+                when=ELSEWHERE >= DECODES_FROM,
             ),
             KV_EXPIRES,
         ),
@@ -213,9 +210,10 @@ KV_TRANSFER_SLOW = cause(
         instead=(
             (FAIL, "KV transfers from another node or cache tier fail."),
             (LONG | SLOWER, "KV transfers from another node or cache tier are slow."),
+            (HANDING_OVER, "Requests wait until a decode server takes their KV."),
         ),
         say="Requests wait for KV blocks from another node or cache tier.",
-        words=(EXPIRED_PER_MIN, ("gb_per_s", GB_PER_S)),
+        words=(EXPIRED_PER_MIN, ("gb_per_s", Live("kv_transfer_bytes_per_s") * 1e-9)),
         lever=_lever,
     ),
 )

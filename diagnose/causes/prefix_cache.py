@@ -105,14 +105,12 @@ NEW_PROMPT_TOKENS = MEAN_PROMPT_TOKENS.otherwise(0.0).at_least(
 """Mean prompt of the requests that ended, or of those that were admitted: if that is more, long
 prompts are under way. Each admitted request has ended or is running."""
 
+LONGER_TOKENS = NEW_PROMPT_TOKENS - QUIET_HIT_TOKENS / QUIET_HIT_RATIO
 LOSS_MATTERS = (
-    (QUIET_HIT_TOKENS <= 0.0) | (QUIET_HIT_TOKENS - HIT_TOKENS >= 0.1 * NEW_PROMPT_TOKENS)
+    (QUIET_HIT_TOKENS <= 0.0) | (QUIET_HIT_TOKENS - HIT_TOKENS >= 0.5 * LONGER_TOKENS)
 ).assume(unknown=True)
-"""The lost hits are a noticeable part of a request's prompt.
-
-If prompts became far longer, the hit ratio is lower, but hits would hardly shorten the prefill. If
-a hit ratio is stated and none was measured, the number of lost tokens is unknown.
-"""
+"""The lost hits are at least a third of what more is computed of a prompt: where prompts became far
+longer, hits would hardly shorten the prefill. Unknown if a hit ratio is stated but not measured."""
 
 LOST = QUIET_HIT_RATIO - HITS
 QUIET_LOOKED_UP = BaselineValue("prefix_query_per_s")

@@ -145,6 +145,18 @@ OTHERS: Mapping[str, Situation] = {
     "admission_limit:one seat, slow steps": QUEUED.but(
         kv_usage_avg_ratio=0.2, running_avg=1.0, running_max=1.0, **MEASURED_SLOW
     ),
+    "admission_limit:seats pay": replace(
+        QUEUED.but(
+            running_avg=32.0, running_max=32.0, itl_mean_drift_ratio=1.7, kv_usage_avg_ratio=0.13
+        ),
+        quiet={**QUEUED.quiet, "running_avg": 4.0},
+    ),
+    "admission_limit: not where steps grow with the batch": replace(
+        QUEUED.but(
+            running_avg=32.0, running_max=32.0, itl_mean_drift_ratio=2.4, kv_usage_avg_ratio=0.13
+        ),
+        quiet={**QUEUED.quiet, "running_avg": 4.0},
+    ),
     "admission_limit: not two seats, slow steps": QUEUED.but(
         kv_usage_avg_ratio=0.2, running_avg=2.0, running_max=2.0, **MEASURED_SLOW
     ),
@@ -796,6 +808,13 @@ OTHERS: Mapping[str, Situation] = {
         kv_transfer_mean_s=None, kv_transfer_failed_per_s=0.2, kv_expired_per_s=0.1
     ),
     "kv_transfer_slow:fetches": FETCHING,
+    "kv_transfer_slow:handed over": FETCHING.but(kv_handover_waiting=3.0),
+    "kv_transfer_slow:as long for those that were served": FETCHING.but(
+        kv_fetch_waiting=8.0, ttft_mean_s=4.0
+    ),
+    "kv_transfer_slow: not as long as ever": replace(
+        FETCHING.but(kv_fetch_waiting=4.0), quiet={**FETCHING.quiet, "ttft_mean_s": 2.0}
+    ),
     "kv_transfer_slow:one fetch": FETCHING.but(kv_fetch_waiting=1.2),
     "kv_transfer_slow:queued here": FETCHING.but(
         kv_fetch_queued=3.0, kv_usage_avg_ratio=0.97, kv_expired_per_s=0.1

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.causes.common_conditions import pool_of
-from kneewatch.diagnose.causes.kv_transfer import DECODE_POOL, LMCACHE_PATH, PATH
+from kneewatch.diagnose.causes.kv_transfer import (
+    DECODE_POOL,
+    DECODE_SERVERS,
+    LMCACHE_PATH,
+    PATH,
+)
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
@@ -42,6 +48,20 @@ def test_kv_under_way_is_the_path() -> None:
     cause = slow(FETCHING.but(kv_fetch_moving=7.0, kv_fetch_arrived=1.0))
     assert cause is not None
     assert (cause.lever, cause.severity) == (PATH, Severity.WARNING)
+
+
+def test_prompts_that_no_decode_server_takes_lead_to_the_decode_servers() -> None:
+    cause = slow(FETCHING.but(kv_handover_waiting=7.0))
+    assert cause is not None
+    assert cause.lever == DECODE_SERVERS
+    assert "a decode server takes their KV" in cause.summary
+
+
+def test_a_busy_pool_in_which_some_requests_always_wait_for_kv_is_quiet() -> None:
+    usual = {**FETCHING.quiet, "ttft_mean_s": 3.0}
+    assert slow(replace(FETCHING, quiet=usual)) is None
+    assert slow(replace(FETCHING.but(kv_fetch_waiting=12.0), quiet=usual)) is not None
+    assert slow(replace(FETCHING.but(completed_per_s=0.0), quiet=usual)) is not None
 
 
 def test_kv_that_has_arrived_does_not_wait_for_the_path() -> None:

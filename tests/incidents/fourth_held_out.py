@@ -257,6 +257,36 @@ def eighth_of_seven(at_s: float) -> Load:
     )  # fmt: skip
 
 
+def thousand_for_32_seats(at_s: float) -> Load:
+    """A thousand requests at once for 32 seats, in a KV cache that stays nearly empty."""
+    few = Load(
+        running=4.5, kv_ratio=0.02, blocks=5000, first_tokens_per_s=0.8, finished_per_s=0.8,
+        generated_per_s=160.0, prompt_per_s=174.0, prompt_tokens=217.0, answer_tokens=200.0,
+        ttft_s=0.055, queued_s=0.005, prefill_s=0.05, itl_s=0.028, request_s=5.7, hit_ratio=0.1,
+        steps_per_s=36.0, step_tokens=9.0, deferred=None,
+    )  # fmt: skip
+    since_s = at_s - BEGINS_S
+    if since_s < 0.0:
+        return few
+    waited_s = min(290.0, since_s)
+    return replace(
+        few, running=32.0, waiting=968.0 - 3.26 * since_s, kv_ratio=0.13, queued_s=waited_s,
+        ttft_s=waited_s + 0.05, request_s=waited_s + 9.6, itl_s=0.0475, generated_per_s=652.0,
+        first_tokens_per_s=3.26, finished_per_s=3.26, prompt_per_s=707.0, steps_per_s=21.0,
+        step_tokens=60.0,
+    )  # fmt: skip
+
+
+def as_fast(_: float) -> Load:
+    """One of two engines of a server."""
+    return replace(CHAT, answer_tokens=100.0)
+
+
+def three_times_as_slow(_: float) -> Load:
+    """The other one, whose steps have always taken three times as long."""
+    return replace(CHAT, running=12.0, itl_s=0.06, request_s=6.0, answer_tokens=100.0)
+
+
 def of_hours(name: str, source: str, hourly: tuple[float, ...], first_cause: str) -> Incident:
     """A server that is scraped every two minutes for eleven hours, and judged for the last two."""
     return Incident(
@@ -328,6 +358,12 @@ INCIDENTS = (
                    drafts_cost_more, "slow_steps"), "queue_saturation"),
     never(incident("an eighth long prompt: 114 -> 440 ms a token", "vllm-ascend 5859",
                    eighth_of_seven, "kv_pressure"), "admission_limit", "engine_stalled"),
+    replace(never(incident("a thousand requests for 32 seats", "vllm 17788",
+                           thousand_for_32_seats, "admission_limit"), "queue_saturation"),
+            lasts_s=BEGINS_S + 270.0, no_change=frozenset({"replicas"})),
+    replace(from_the_first(milder(incident("the slower of two engines of a server", "probe",
+                                           three_times_as_slow, "bad_node"))),
+            other_engines=(as_fast,)),
     from_the_first(never(incident("documents that no cache has", "healthy; LMCache 1741",
                                   lambda _: DOCUMENTS, NOTHING), "kv_transfer_slow")),
 )  # fmt: skip

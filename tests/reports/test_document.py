@@ -62,7 +62,7 @@ RECOMMENDATION = {
 PLAIN_COUNTS = re.compile(
     r"running(_avg|_max|_min|_queued_avg)?|waiting(_avg|_min|_by_capacity|_deferred|_deferred_avg"
     r"|_deferred_min)?|lora_(running|waiting|max)|gpu_xid_last"
-    r"|kv_fetch_(waiting|queued|moving|arrived)"
+    r"|kv_fetch_(waiting|queued|moving|arrived)|kv_handover_waiting"
     r"|gpu_ecc_uncorrectable|gpu_remapped_rows_uncorrectable|gpu_row_remap_failures|cascade_stage"
     r"|cascade_severity"
     r"|(preempted|errors|accepted)_in_window|lmcache_healthy|awake(_min)?"
