@@ -618,8 +618,9 @@ def _compared(
 def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
     """The causes, without those that another cause explains.
 
-    The explaining cause must cover all replicas of the explained one, in the same tier, or have
-    taken replicas from the pool before the explained one began. It takes the worst severity of the
+    The explaining cause must cover all replicas of the explained one, in the same tier, together
+    with those of its id (each slow engine has its own), or have taken replicas from the pool before
+    the explained one began. It takes the worst severity of the
     causes that it explains.
     """
     under = {id(cause): _under(cause, causes) for cause in causes}
@@ -628,7 +629,9 @@ def folded(causes: Sequence[FleetCause]) -> list[FleetCause]:
 
 
 def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
-    replicas = set(head.replicas)
+    place = head.id, head.pool, head.tier
+    alike = (each for each in causes if (each.id, each.pool, each.tier) == place)
+    replicas = set(head.replicas).union(*(each.replicas for each in alike))
     return [
         other
         for other in causes
@@ -636,6 +639,7 @@ def _under(head: FleetCause, causes: Sequence[FleetCause]) -> list[FleetCause]:
             is_under(other, head)
             and (other.pool, other.tier) == (head.pool, head.tier)
             and replicas.issuperset(other.replicas)
+            and not set(head.replicas).isdisjoint(other.replicas)
         )
         or _is_of_loss(other, head)
     ]

@@ -366,10 +366,14 @@ def _has_longer_requests(engine: Engine, tier: Tier) -> bool:
 
 
 def _takes_all(engine: Engine, tier: Tier) -> float:
-    """The share of the tier's requests that one of several engines gets, if it gets nearly all; 0
-    otherwise."""
-    arrived = sum(e.get("arrival_per_s") or 0.0 for e in tier.engines)
-    share = (engine.get("arrival_per_s") or 0.0) / arrived if arrived else 0.0
+    """The share of the tier's requests that one of several replicas gets, or one of a replica's
+    engines, if it gets nearly all; 0 otherwise."""
+    own = {engine.member.name} if tier.replicas == 1 else {engine.member.replica}
+    rates = [
+        (e.get("arrival_per_s") or 0.0, {e.member.name, e.member.replica}) for e in tier.engines
+    ]
+    arrived = sum(rate for rate, _ in rates)
+    share = sum(rate for rate, names in rates if own & names) / arrived if arrived else 0.0
     return share if share >= TAKES_ALL and len(tier.engines) >= PEERS_MIN else 0.0
 
 

@@ -74,6 +74,26 @@ def test_a_queue_is_reported_under_the_loss_of_replicas_before_it() -> None:
     assert folded([mild, later]) == [mild, later]
 
 
+def test_slow_steps_of_a_pods_two_engines_are_reported_under_their_bad_node() -> None:
+    engines = ("a engine 0", "a engine 1")
+    steps = FleetCause(
+        id="slow_steps", confidence=0.9, severity=WARNING, summary="", tier="H100", replicas=engines
+    )
+    bad = [replace(steps, id="bad_node", replicas=(name,)) for name in engines]
+    assert {cause.id for cause in folded([steps, *bad])} == {"bad_node"}
+    assert len(folded([steps, bad[0]])) == 2, "the other engine is slow too"
+
+
+def test_a_router_that_sends_all_to_a_pod_of_two_engines() -> None:
+    hot: list[Row] = [(pod("hot", engine=str(at)), HOT) for at in range(2)]
+    none = {"running": 0.0, "running_avg": 0.0, "arrival_per_s": 0.0, "kv_usage_avg_ratio": 0.0}
+    others: list[Row] = [(pod(name, engine=str(at)), none) for name in "abc" for at in range(2)]
+    diagnosis = verdict(*hot, *others)
+    (cause,) = (each for each in diagnosis.causes if each.id == "replica_imbalance")
+    assert cause.severity == Severity.CRITICAL
+    assert "the router sends it 100% of the requests" in cause.summary
+
+
 def test_imbalance_between_two_replicas() -> None:
     assert causes(verdict((pod("a"), HOT), (pod("b"), {}))) == {"replica_imbalance": ("a",)}
 
