@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kneewatch.dashboards.prometheus.hourly_sums import (
+from kneewatch.dashboards.prometheus.rule_group import (
     COUNTED_BY,
+    POOL_LABELS,
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_ENGINES,
     SUMMED_HISTOGRAMS,
     summed_series,
 )
-from kneewatch.dashboards.prometheus.rule_group import POOL_LABELS
 
 Floats = npt.NDArray[np.float64]
 Labels = Mapping[str, str]

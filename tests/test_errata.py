@@ -25,14 +25,14 @@ from kneewatch.diagnose.sizing.memory.weights import (
     adapter_bytes,
     parameters_of,
 )
+from kneewatch.diagnose.sizing.plan.launch_steps import (
+    break_even_acceptance_ratio,
+    speculative_speedup,
+)
 from kneewatch.diagnose.sizing.replica_count import START_HIGH_S, STORAGE_PATHS, size_fleet
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
-from kneewatch.diagnose.sizing.speed.speculative_speed import (
-    break_even_acceptance_ratio,
-    speculative_speedup,
-)
 from kneewatch.diagnose.speculation import tokens_per_pass
 from kneewatch.rules.library import RULES_BY_ID
 from kneewatch.rules.rule import Severity

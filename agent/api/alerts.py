@@ -11,8 +11,7 @@ from msgspec import Struct, field
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import History, Service
-from kneewatch.agent.notify.events import action_lines
-from kneewatch.agent.notify.forward import Alert, DiagnosedAlert, payload_of
+from kneewatch.agent.notify.events import Alert, DiagnosedAlert, action_lines, payload_of
 from kneewatch.agent.notify.message import Line
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError

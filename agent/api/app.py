@@ -35,8 +35,7 @@ from kneewatch.agent.api.responses import (
 )
 from kneewatch.agent.api.service import Service, has_diagnosed, probe, source_problems
 from kneewatch.agent.api.sizing import converted, json_object, parameters_of, size_of
-from kneewatch.agent.api.triage import Triage, redirect, to_page
-from kneewatch.agent.api.triage_page import page_request, page_view
+from kneewatch.agent.api.triage import Triage, page_request, page_view, redirect, to_page
 from kneewatch.agent.stream import AcceptRequest
 from kneewatch.collector.errors import KneewatchError
 from kneewatch.collector.packaged import read_as

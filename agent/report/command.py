@@ -22,10 +22,9 @@ from msgspec.structs import replace
 from kneewatch.agent.console import FOUND, NO_DATA, OK, say
 from kneewatch.agent.logs import without_secrets
 from kneewatch.agent.report import schedule
-from kneewatch.agent.report.history import History, seen
+from kneewatch.agent.report.history import History, ReportRequest, seen, stated_of
 from kneewatch.agent.report.prometheus.queries import unit_s as whole_s
 from kneewatch.agent.report.reader import PeriodReader
-from kneewatch.agent.report.request import ReportRequest, stated_of
 from kneewatch.agent.report.schedule import (
     MetricsQuery,
     receivers_of,
@@ -241,8 +240,7 @@ def renderer(
     if in_brief:
         return partial(schedule.summary, form=form)
     # Here: JSON needs no charts.
-    from kneewatch.reports.weekly.page.html import render
-    from kneewatch.reports.weekly.page.markdown import render_markdown
+    from kneewatch.reports.weekly.page.html import render, render_markdown
 
     return partial(render_markdown if form == "markdown" else render, docs_url=docs_url)
 

@@ -13,8 +13,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from kneewatch.agent.report.history import EngineHistory, History, Member, seen
-from kneewatch.agent.report.request import UNNAMED, ReportProgress, ReportRequest
+from kneewatch.agent.report.history import (
+    UNNAMED,
+    EngineHistory,
+    History,
+    Member,
+    ReportProgress,
+    ReportRequest,
+    seen,
+)
 from kneewatch.agent.report.series import gap_s, in_order, runs, spans_of, usual_step_s
 from kneewatch.agent.store.records import Scrapes
 from kneewatch.diagnose.change import BRIDGED_S

@@ -72,7 +72,7 @@ def message_of(report: WeeklyReport, file: str = "", *, most: int = TIERS_MOST) 
     report's file."""
     # Lazy: the daemon checks the receivers at start, but builds no reports itself.
     from kneewatch.reports.weekly.page.formatting import Calendar
-    from kneewatch.reports.weekly.page.summary import headline, title
+    from kneewatch.reports.weekly.page.html import headline, title
     from kneewatch.reports.weekly.report import document
 
     period = Calendar(report.timezone, report.period).title
@@ -104,7 +104,7 @@ def _parts(report: WeeklyReport, *, most: int) -> tuple[Part, ...]:
     """What a report says in brief: notices, the first actions, what changed, what is the same for
     all tiers, and a part for each tier, the worst first; at most `most` of them."""
     from kneewatch.reports.weekly.page.formatting import sentence
-    from kneewatch.reports.weekly.page.summary import CHANGES_MOST, changed, first_steps
+    from kneewatch.reports.weekly.page.html import CHANGES_MOST, changed, first_steps
 
     steps = [
         Line(

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.collector.scrape_history import Column
-from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
+from kneewatch.dashboards.prometheus.rule_group import SUMMED_COUNTERS, SUMMED_HISTOGRAMS
 from kneewatch.diagnose.learned.knee import (
     IN_FLIGHT_MIN,
     POINTS_KEPT,

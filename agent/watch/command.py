@@ -37,8 +37,17 @@ from kneewatch.agent.watch.feeds import (
     recording_feed,
     server_feed,
 )
-from kneewatch.agent.watch.glyphs import PLAIN_TONES, TONES, Glyphs, Line, glyphs_for, toned
-from kneewatch.agent.watch.rendering import HELP, Screen, details
+from kneewatch.agent.watch.rendering import (
+    HELP,
+    PLAIN_TONES,
+    TONES,
+    Glyphs,
+    Line,
+    Screen,
+    details,
+    glyphs_for,
+    toned,
+)
 from kneewatch.agent.watch.state import Kind, RowKey, ScreenRow, ScreenState, Trail
 from kneewatch.collector.captures.capture import CaptureReader, is_capture
 from kneewatch.collector.errors import SettingsError

@@ -26,8 +26,15 @@ from kneewatch.collector.signals.promql import (
 )
 from kneewatch.collector.signals.routers import ROUTERS
 from kneewatch.collector.signals.table import within_ttft
-from kneewatch.dashboards.prometheus.hourly_sums import SUM_STEP_S, hourly_group
-from kneewatch.dashboards.prometheus.rule_group import Alert, Group, Plan, Record, span
+from kneewatch.dashboards.prometheus.rule_group import (
+    SUM_STEP_S,
+    Alert,
+    Group,
+    Plan,
+    Record,
+    hourly_group,
+    span,
+)
 from kneewatch.diagnose.engine.wording import spelled
 from kneewatch.diagnose.fleet.routers import IDLE_KV, QUEUED_MIN
 from kneewatch.rules.rule import BY_WORD, Severity

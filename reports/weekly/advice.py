@@ -15,8 +15,7 @@ from kneewatch.diagnose.sizing.size import Size
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import AdviceOutcome, ReportedFlag
 from kneewatch.reports.weekly.observed import EpisodeObserved
-from kneewatch.reports.weekly.report import Comparison, TrackRecord, TrackRow
-from kneewatch.reports.weekly.tier_sections import Lever, LeverFigure
+from kneewatch.reports.weekly.report import Comparison, Lever, LeverFigure, TrackRecord, TrackRow
 
 LIVE = ("open", "applied")
 """Outcomes of recommendations whose effect is not decided yet."""

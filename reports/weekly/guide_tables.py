@@ -15,7 +15,7 @@ from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.figures import UP, Trend
 from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend
 from kneewatch.reports.weekly.observed import Span, TierStated
-from kneewatch.reports.weekly.tier_sections import TableRow, TierTables
+from kneewatch.reports.weekly.report import TableRow, TierTables
 from kneewatch.rules.formatting import percent
 from kneewatch.rules.rule import Rule, Severity
 

@@ -21,8 +21,7 @@ from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.reports.weekly import measures as m
 from kneewatch.reports.weekly.measures import TierPeriod
 from kneewatch.reports.weekly.observed import EngineObserved, TierObserved, TierStated
-from kneewatch.reports.weekly.report import Incident
-from kneewatch.reports.weekly.tier_sections import BenchmarkCheck, KneeStep, TierKnee
+from kneewatch.reports.weekly.report import BenchmarkCheck, Incident, KneeStep, TierKnee
 from kneewatch.rules.library import AT_LOAD, BENCHMARK_LOAD
 from kneewatch.rules.rule import WINDOW_S
 

@@ -9,6 +9,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from kneewatch.diagnose.capacity import Range
 from kneewatch.diagnose.verdict import Evidence
 from kneewatch.reports.weekly.figures import (
     AdviceOutcome,
@@ -16,16 +17,386 @@ from kneewatch.reports.weekly.figures import (
     Line,
     Period,
     ReportedFlag,
+    Spark,
     Trend,
 )
-from kneewatch.reports.weekly.tier_sections import (
-    TierKnee,
-    TierMoney,
-    TierSize,
-    TierSlo,
-    TierTables,
-    TierWorkload,
-)
+
+# --- The sections on one tier as values -----------------------------------------------------------
+
+
+class Lengths(Struct, frozen=True):
+    """Tokens per request, from histograms summed over time and engines."""
+
+    p50: Trend
+    p95: Trend
+    p99: Trend
+    mean: Trend
+    missing: str = ""
+
+
+class Arrivals(Struct, frozen=True):
+    """Arriving requests/s of the whole tier, measured in windows of `window_s` seconds."""
+
+    window_s: float
+    mean_per_s: Trend
+    p95_per_s: Trend
+    p99_per_s: Trend
+    highest_per_s: float | None
+    highest_at_s: float | None
+    peak_to_mean_ratio: float | None
+    missing: str = ""
+
+
+class Drift(Struct, frozen=True):
+    """A figure of the workload, compared with the profile for which the size was computed.
+
+    `ratio` is measured / stated. The state is warning if `ratio` is below 1 / `limit` or above
+    `limit`.
+    """
+
+    name: str
+    unit: str
+    stated: float
+    measured: float | None
+    ratio: float | None
+    limit: float
+    state: str
+
+
+class TierWorkload(Struct, frozen=True):
+    """The workload of a tier.
+
+    `archetype` is chat, rag, code or agentic, and `archetype_why` is the reason. Both are empty if
+    the lengths are unknown. `drift` is empty if no profile is set; `drift_missing` then says so.
+    """
+
+    tier: str
+    prompt: Lengths
+    output: Lengths
+    computed_prompt_ratio: float | None
+    arrivals: Arrivals
+    archetype: str
+    archetype_why: str
+    bottleneck: str
+    drift: tuple[Drift, ...]
+    drift_missing: str
+
+
+class MemoryPart(Struct, frozen=True):
+    """A part of the memory of one GPU."""
+
+    name: str
+    bytes: float
+
+
+class Option(Struct, frozen=True):
+    """A launch that can serve the measured workload."""
+
+    gpu: str
+    tensor_parallel: int
+    replicas: int
+    gpus: int
+    usd_per_hour: float | None
+    usable_requests_per_s: float | None
+    text: str
+
+
+class LeverFigure(Struct, frozen=True):
+    """A signal before a change and, as predicted, after it."""
+
+    signal: str
+    before: float | None
+    after: float | None
+
+
+class Lever(Struct, frozen=True):
+    """A change that would alter the size. `saves_usd_per_hour` is negative if the change costs
+    more."""
+
+    id: str
+    summary: str
+    changes: tuple[ReportedFlag, ...]
+    figures: tuple[LeverFigure, ...]
+    gpus_after: int | None
+    saves_usd_per_hour: float | None
+
+
+class TierSize(Struct, frozen=True):
+    """The sizing of a tier for its measured workload.
+
+    `verdict` is right, too small, too large or unknown; `doubts` are reasons to doubt it.
+    `usable_requests_per_s` is the capacity of one engine. `usable_source` says where this number
+    comes from: stated, learned (from the windows of the period) or predicted. `relative`: the
+    settings lack model and GPU, so only the load relative to the learned capacity is known.
+
+    Several numbers of replicas may serve the peak with a margin; `replicas_needed` is the one that
+    is nearest to `replicas_present`. `headroom_ratio` is capacity / peak - 1. `memory` is that of
+    one GPU. `limits` are those for the gateway; `schedule` has the replicas by hour, each rise an
+    hour ahead.
+    """
+
+    tier: str
+    verdict: str
+    relative: bool
+    replicas_present: int
+    replicas_needed: int | None
+    gpus_present: int | None
+    gpus_needed: int | None
+    peak_requests_per_s: float | None
+    usable_requests_per_s: float | None
+    usable_source: str
+    safety: float
+    headroom_ratio: float | None
+    memory: tuple[MemoryPart, ...]
+    gpu_memory_bytes: float | None
+    kv_capacity_tokens: float | None
+    kv_peak_tokens: float | None
+    kv_peak_ratio: float | None
+    options: tuple[Option, ...]
+    levers: tuple[Lever, ...]
+    notes: tuple[str, ...]
+    missing: str = ""
+    doubts: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    schedule: tuple[str, ...] = ()
+
+
+class Saving(Struct, frozen=True):
+    """The savings that a recommendation would bring, and its risk."""
+
+    id: str
+    target: str
+    engine: str
+    summary: str
+    fate: str
+    saves_usd_per_hour: float | None
+    saves_usd_per_month: float | None
+    risk: str
+
+
+class TierMoney(Struct, frozen=True):
+    """The cost of a tier, and the tokens that it generated for that.
+
+    Every hour in which an engine was watched is paid. `idle_hours` are the GPU-hours of engines
+    without load. `utilization_ratio` is the mean share of the usable capacity that was used;
+    `utilization_basis` is how it was computed. `requests_in_time_per_usd` are requests within the
+    targets per USD. `tokens_per_s_per_hbm_gb` are generated tokens/s per 10^9 bytes of GPU memory.
+    """
+
+    tier: str
+    gpus: int | None
+    gpu_hours: float | None
+    usd_per_gpu_hour: float | None
+    price_source: str
+    usd: Trend
+    tokens_per_gpu_hour: Trend
+    usd_per_million_tokens: Trend
+    requests_per_s_per_gpu: Trend
+    requests_in_time_per_usd: Trend
+    tokens_per_s_per_hbm_gb: Trend
+    usd_per_million_tokens_at_full: float | None
+    utilization_ratio: Trend
+    utilization_basis: str
+    idle_hours: float | None
+    idle_ratio: float | None
+    idle_usd: float | None
+    savings: tuple[Saving, ...]
+    missing: str = ""
+
+
+# --- Service of a tier: the guide's tables, the SLO, the knee ------------------------------------
+
+
+class TableRow(Struct, frozen=True):
+    """A row of the monitoring table or the KV metrics table of one tier.
+
+    `figures` are one to three values, such as P50 and P99. `band` is the target as text. `low` and
+    `high` are its bounds in the unit of the last figure; None without a numeric bound. `how` is the
+    method by which the value was computed.
+
+    `state` is ok, info, warning, critical, unknown, trend or off. `advice` is what to do if the
+    state is not ok. If it is unknown, `missing` is what is missing, and `enable` how to enable it.
+    The state is trend if the row has no bound. It is off if a feature is not in use; `missing`
+    names the feature.
+    """
+
+    section: str
+    subject: str
+    figures: tuple[Trend, ...]
+    band: str
+    low: float | None
+    high: float | None
+    state: str
+    advice: str
+    missing: str
+    enable: str
+    how: str
+    rules: tuple[str, ...]
+    causes: tuple[str, ...]
+    spark: Spark | None
+
+
+class TierTables(Struct, frozen=True):
+    """The monitoring table and the KV metrics table of one tier, with all rows."""
+
+    tier: str
+    monitoring: tuple[TableRow, ...]
+    kv: tuple[TableRow, ...]
+
+
+class Latency(Struct, frozen=True):
+    """A latency of all requests in the period, from the histogram summed over time and engines.
+
+    `name` is ttft, itl, e2e, queue, prefill or decode. `budget_s` is the target for P99, None if
+    not set. `within_ratio` is the share of observations within `budget_s`. `state` is ok, warning
+    (P99 exceeds the target), critical (P50 exceeds it) or unknown.
+    """
+
+    name: str
+    p50: Trend
+    p95: Trend
+    p99: Trend
+    mean: Trend
+    observations: float
+    budget_s: float | None
+    within_ratio: float | None
+    judged_at_s: float | None
+    state: str
+    missing: str = ""
+
+
+class ErrorBudget(Struct, frozen=True):
+    """The error budget of the SLO, and the part of it that was spent.
+
+    `objective_ratio` is the share of requests whose first token must be within the target.
+    `bad_ratio` is the share of requests whose first token was late. `spent_ratio` is `bad_ratio`
+    divided by the allowed share; above 1 the budget is exhausted.
+    """
+
+    objective_ratio: float
+    requests: float
+    bad_requests: float | None
+    bad_ratio: float | None
+    spent_ratio: float | None
+    missing: str = ""
+
+
+class Hour(Struct, frozen=True):
+    """An hour of the period. `weekday` (0 is Monday) and `hour` are local.
+
+    `burn` is the share of bad requests divided by the allowed share. At 1 the budget is spent
+    exactly.
+    """
+
+    start_s: float
+    weekday: int
+    hour: int
+    watched_ratio: float
+    requests: float | None
+    tokens: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    itl_p99_s: float | None
+    in_flight: float | None
+    bad_ratio: float | None
+    burn: float | None
+
+
+class WeekdayHour(Struct, frozen=True):
+    """One hour of the week, over all weeks of the period. `weekday` (0 is Monday) and `hour` are
+    local."""
+
+    weekday: int
+    hour: int
+    requests: float | None
+    bad_ratio: float | None
+    burn: float | None
+    ttft_p99_s: float | None
+
+
+class TierSlo(Struct, frozen=True):
+    """How well a tier met its targets.
+
+    `goodput_per_s` is the part of `served_per_s` with the first token in time, minus the share of
+    token gaps above the ITL target. `queue_ratio`, `prefill_ratio` and `decode_ratio` are shares of
+    the requests' total time; `other_ratio` is the rest.
+    """
+
+    tier: str
+    latencies: tuple[Latency, ...]
+    served_per_s: Trend
+    goodput_per_s: Trend
+    budget: ErrorBudget
+    hours: tuple[Hour, ...]
+    by_weekday: tuple[WeekdayHour, ...]
+    queue_ratio: float | None
+    prefill_ratio: float | None
+    decode_ratio: float | None
+    other_ratio: float | None
+    missing: str = ""
+
+
+class KneeStep(Struct, frozen=True):
+    """The windows of one engine at about the same concurrency. Each figure is a median with
+    quartiles."""
+
+    in_flight: float
+    windows: int
+    requests_per_s: Range
+    tokens_per_s: Range
+    token_s: Range
+    ttft_p99_s: Range | None
+    itl_p99_s: Range | None
+
+
+class BenchmarkCheck(Struct, frozen=True):
+    """A figure in production, compared with the benchmark on which the size is based.
+
+    `off` is the difference: as a ratio for TTFT, in points for GPU activity. `state` is ok,
+    unknown, or warning if `off` is beyond `limit` (above 0.3 for TTFT, below -0.2 for GPU
+    activity).
+    """
+
+    name: str
+    unit: str
+    benchmark: float | None
+    production: float | None
+    off: float | None
+    limit: float
+    state: str
+    missing: str = ""
+
+
+class TierKnee(Struct, frozen=True):
+    """Latency by concurrency on one engine of the tier, from the windows of the period.
+
+    `c_max` is the number of requests in flight on one engine at the knee. If `reached` is false, it
+    is a lower bound, because no higher load was observed. `peak_in_flight` is the P99 over the
+    windows of an engine; `peak_at_s` is the time of the maximum. `position_ratio` is the peak
+    divided by C_max: above 1 the peak was past the knee.
+
+    `little_requests_per_s` is C_max divided by the mean latency at C_max (Little's law).
+    `little_gap_ratio` is `little_requests_per_s` divided by the usable requests/s: above 2 the two
+    contradict each other.
+    """
+
+    tier: str
+    steps: tuple[KneeStep, ...]
+    c_max: Range | None
+    usable_requests_per_s: Range | None
+    reached: bool
+    basis: str
+    peak_in_flight: float | None
+    peak_requests_per_s: float | None
+    peak_at_s: float | None
+    peak_target: str
+    position_ratio: float | None
+    little_requests_per_s: float | None
+    little_gap_ratio: float | None
+    benchmark: tuple[BenchmarkCheck, ...]
+    windows: int
+    missing: str = ""
+
 
 SCHEMA = "kneewatch.report/1"
 

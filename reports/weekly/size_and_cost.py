@@ -31,8 +31,7 @@ from kneewatch.reports.weekly.figures import DOWN, UP, Trend
 from kneewatch.reports.weekly.knee import SHORT_OF_CAPACITY, Curve
 from kneewatch.reports.weekly.measures import Measure, Of, TierPeriod, trend, unknown
 from kneewatch.reports.weekly.observed import EngineObserved, Span, TierObserved
-from kneewatch.reports.weekly.slo_and_workload import quantile, requests_per_s
-from kneewatch.reports.weekly.tier_sections import (
+from kneewatch.reports.weekly.report import (
     Lengths,
     MemoryPart,
     Option,
@@ -41,6 +40,7 @@ from kneewatch.reports.weekly.tier_sections import (
     TierSize,
     TierWorkload,
 )
+from kneewatch.reports.weekly.slo_and_workload import quantile, requests_per_s
 from kneewatch.rules.formatting import number, plural
 from kneewatch.rules.rule import HOUR_S, MINUTE_S, Severity
 

@@ -35,7 +35,7 @@ from kneewatch.reports.weekly.observed import (
     TierObserved,
     TierStated,
 )
-from kneewatch.reports.weekly.tier_sections import (
+from kneewatch.reports.weekly.report import (
     Arrivals,
     Drift,
     ErrorBudget,

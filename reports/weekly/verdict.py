@@ -13,15 +13,18 @@ from kneewatch.diagnose.recommend.advice import REPLICAS
 from kneewatch.reports.lines import first_sentence, usd
 from kneewatch.reports.weekly.figures import Period, Trend
 from kneewatch.reports.weekly.incidents import STOPPED
-from kneewatch.reports.weekly.report import Action, Incident, Tier, WeeklyVerdict
-from kneewatch.reports.weekly.tier_sections import (
+from kneewatch.reports.weekly.report import (
+    Action,
+    Incident,
     TableRow,
+    Tier,
     TierKnee,
     TierMoney,
     TierSize,
     TierSlo,
     TierTables,
     TierWorkload,
+    WeeklyVerdict,
 )
 from kneewatch.rules.formatting import duration, number, percent, plural, span
 from kneewatch.rules.rule import BY_WORD, Severity

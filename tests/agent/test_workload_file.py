@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.daemon.discovery import target_profile
-from kneewatch.agent.report.request import stated_of
+from kneewatch.agent.report.history import stated_of
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.targets import table_specs
 from kneewatch.diagnose.lengths import PROMPTS

@@ -14,7 +14,15 @@ from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import AnswerLog
 from kneewatch.agent.fleet.snapshot import FleetConfig, fleet_config, source_settings
-from kneewatch.agent.report.history import MARGIN_S, READ, EngineHistory, History, Member
+from kneewatch.agent.report.history import (
+    MARGIN_S,
+    READ,
+    EngineHistory,
+    History,
+    Member,
+    ReportProgress,
+    ReportRequest,
+)
 from kneewatch.agent.report.prometheus.incidents import REPLAYED_MOST, REPLAYED_S, IncidentSearch
 from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TierEngine, fleet_engines
 from kneewatch.agent.report.prometheus.period import (
@@ -33,7 +41,6 @@ from kneewatch.agent.report.prometheus.queries import (
     resolution,
 )
 from kneewatch.agent.report.prometheus.suspect_spans import FleetIncidents
-from kneewatch.agent.report.request import ReportProgress, ReportRequest
 from kneewatch.agent.report.series import (
     METRICS,
     NO_TIMES,
@@ -51,7 +58,7 @@ from kneewatch.agent.store.records import Scrapes, StoredEngine
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.table import TTFT
-from kneewatch.dashboards.prometheus.hourly_sums import (
+from kneewatch.dashboards.prometheus.rule_group import (
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_HISTOGRAMS,

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from kneewatch.agent.fleet.engines import read_ahead
 from kneewatch.agent.fleet.queries import QueryMoment
 from kneewatch.agent.fleet.snapshot import faulty_gpus_at
+from kneewatch.agent.report.history import ReportRequest
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TierEngine
 from kneewatch.agent.report.prometheus.period import PeriodData
@@ -30,7 +31,6 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     suspect_spans,
     worst_spans,
 )
-from kneewatch.agent.report.request import ReportRequest
 from kneewatch.agent.store.encoding import EngineName
 from kneewatch.agent.store.ingest import StoreFill
 from kneewatch.agent.store.records import EngineCycle, engine_cycle

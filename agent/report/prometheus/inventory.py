@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import MATCHER, PRESENCE, QueryScope
 from kneewatch.agent.fleet.snapshot import with_gpus
+from kneewatch.agent.report.history import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.queries import Query, Ranges, RowKey, Steps
-from kneewatch.agent.report.request import ReportRequest, check_names, tier_name
 from kneewatch.agent.report.series import Floats, Truths
 from kneewatch.collector.engines.engine_kind import PROGRAM, canonical_labels
 from kneewatch.collector.errors import CollectError

@@ -31,7 +31,7 @@ from kneewatch.agent.store.records import Scrapes
 from kneewatch.collector.scrape_history import Column
 from kneewatch.collector.signals.promql import any_of
 from kneewatch.collector.signals.table import TTFT, within_ttft
-from kneewatch.dashboards.prometheus.hourly_sums import (
+from kneewatch.dashboards.prometheus.rule_group import (
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_HISTOGRAMS,

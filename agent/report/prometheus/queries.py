@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, AnswerLog, QueryScope
-from kneewatch.agent.report.request import ReportProgress
+from kneewatch.agent.report.history import ReportProgress
 from kneewatch.agent.report.series import Floats
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.prometheus.client import PrometheusSource
@@ -21,7 +21,7 @@ from kneewatch.collector.prometheus.responses import SAMPLES_MOST, Piece
 from kneewatch.collector.signals.expr import OverTime
 from kneewatch.collector.signals.promql import Dialect, any_of, bound_matcher, duration, quoted
 from kneewatch.collector.signals.table import DEV, PROF, SIGNAL_BY_KEY, TTFT
-from kneewatch.dashboards.prometheus import hourly_sums
+from kneewatch.dashboards.prometheus import rule_group
 from kneewatch.diagnose.fleet.inventory import Labels, of_process
 from kneewatch.reports.weekly.measures import (
     DEFERRED,
@@ -174,7 +174,7 @@ def gained(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: 
     """A query for the increase of a counter (`part` is empty) or of a part of a histogram
     (`bucket`, `sum` or `count`), summed by the labels `by`."""
     whole = _with_bounds(part, by)
-    return _either(asking, range_s, lambda dialect: hourly_sums.increase(dialect, key, part, whole))
+    return _either(asking, range_s, lambda dialect: rule_group.increase(dialect, key, part, whole))
 
 
 def queued(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
@@ -191,13 +191,13 @@ def queued(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
 
 def gained_kept(key: str, part: str, asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """The same query as `gained`, on the sums that recording rules store."""
-    return _kept(asking, hourly_sums.summed_series(key, part), _with_bounds(part, by), range_s)
+    return _kept(asking, rule_group.summed_series(key, part), _with_bounds(part, by), range_s)
 
 
 def engines_kept(asking: QueryScope, by: Sequence[str], range_s: float) -> str:
     """A query for the number of engines in the recorded sums. The numbers of all evaluations are
     added up."""
-    return _kept(asking, hourly_sums.SUMMED_ENGINES, by, range_s)
+    return _kept(asking, rule_group.SUMMED_ENGINES, by, range_s)
 
 
 def _kept(asking: QueryScope, name: str, by: Sequence[str], range_s: float) -> str:

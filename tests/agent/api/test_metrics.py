@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 
 from kneewatch.agent.api.metrics import CONTENT_TYPE, exposition
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.notify.channel import NotifierStats
+from kneewatch.agent.notify.notifier import NotifierStats
 from kneewatch.agent.store.records import StoreStats
 from kneewatch.agent.target_state import TargetState
 from kneewatch.diagnose.recommend.advice import REPLICAS, Advice, FlagChange

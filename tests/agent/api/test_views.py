@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.api.triage_page import NO_HISTORY, page_request, page_view
+from kneewatch.agent.api.triage import NO_HISTORY, page_request, page_view
 from kneewatch.reports.triage.view_model import SINCE_DEFAULT, TriageView
 from tests.agent.api.memory_history import reader
 from tests.agent.api.serving import SICK_NAME, SICK_STATE, WELL_STATE, asking, service_of, state_of

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from kneewatch.agent.notify.channel import RetryPolicy
-from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.notify.notifier import Notifier, RetryPolicy
 from kneewatch.agent.notify.receivers import receivers
 from tests.agent.notify.factories import settings
 from tests.agent.notify.web import Reply, Taker, Taking

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kneewatch.agent.notify.alert_state import StateFile
-from kneewatch.agent.notify.channel import Channel, RetryPolicy
+from kneewatch.agent.notify.notifier import Channel, RetryPolicy
 from kneewatch.rules.rule import Severity
 from tests.agent.notify.conftest import Starting
 from tests.agent.notify.factories import healthy, receiver, sick, state
@@ -181,7 +181,7 @@ def test_active_alerts_are_sent_again_and_an_outage_loses_none(
 def test_what_a_gone_alertmanager_lost_is_repeated_once_it_is_back(
     taking: Taking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kneewatch.agent.notify.channel.QUEUE_MAX", 3)
+    monkeypatch.setattr("kneewatch.agent.notify.notifier.QUEUE_MAX", 3)
     taker = taking(Reply(status=503))
     channel = Channel(
         receiver(tmp_path, table(taker.url).partition("\n")[2]), StateFile(None),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kneewatch.agent.api.alerts import DOCUMENTS_MAX, answer
 from kneewatch.agent.api.responses import dumped
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.notify.forward import DiagnosedAlert, forwarded, payload_of
+from kneewatch.agent.notify.events import DiagnosedAlert, forwarded, payload_of
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Cycle, EngineCycle, Retention
 from kneewatch.agent.store.writer import Store

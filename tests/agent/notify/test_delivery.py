@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kneewatch.agent.notify import alert_state, channel
-from kneewatch.agent.notify.channel import RetryPolicy
-from kneewatch.agent.notify.forward import Alert, DiagnosedAlert
-from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.notify import alert_state
+from kneewatch.agent.notify import notifier as notifying
+from kneewatch.agent.notify.events import Alert, DiagnosedAlert
+from kneewatch.agent.notify.notifier import Notifier, RetryPolicy
 from kneewatch.agent.notify.receivers import receivers
 from kneewatch.collector.files import replace_file
 from kneewatch.rules.rule import Severity
@@ -162,7 +162,7 @@ def test_a_receiver_that_keeps_failing_is_a_problem(starting: Starting, taking: 
     taker = taking(Reply(status=404))  # a route that is not there yet: the message is kept
     notifier = starting(webhook(taker))
     notifier.offer(state(sick()))
-    until(lambda: stats_of(notifier).failed >= channel.FAILING_ATTEMPTS)
+    until(lambda: stats_of(notifier).failed >= notifying.FAILING_ATTEMPTS)
     (problem,) = notifier.problems()
     assert "attempts in a row failed" in problem
     taker.replies = [Reply()]
@@ -320,7 +320,7 @@ def test_a_message_that_cannot_be_stored_is_sent_and_is_a_problem(
 def test_stored_messages_wait_on_disk_for_room_in_the_queue(
     starting: Starting, taking: Taking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "QUEUE_MAX", 3)
+    monkeypatch.setattr(notifying, "QUEUE_MAX", 3)
     taker = taking(Reply(status=503))
     first = starting(webhook(taker))
     for number in range(5):
@@ -336,7 +336,7 @@ def test_a_receiver_that_is_gone_does_not_fill_the_disk(
     starting: Starting, taking: Taking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alert_state, "FILES_MAX", 20)
-    monkeypatch.setattr(channel, "QUEUE_MAX", 3)
+    monkeypatch.setattr(notifying, "QUEUE_MAX", 3)
     folder, gone = tmp_path / "store.notify.outbox", taking(Reply(status=400))
     first = starting(webhook(gone))
     for number in range(30):

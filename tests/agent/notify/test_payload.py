@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.notify.forward import ALERTS_MAX, payload_of
+from kneewatch.agent.notify.events import ALERTS_MAX, payload_of
 from kneewatch.diagnose.verdict_json import DocumentError
 from tests.agent.notify.posts import alert, post
 from tests.reports.diagnoses import NOW_S

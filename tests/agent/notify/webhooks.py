@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.notify.channel import NotifierStats
-from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.notify.notifier import Notifier, NotifierStats
 from tests.agent.notify.factories import healthy, state
 from tests.agent.notify.web import Taker
 from tests.waiting import until

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kneewatch.agent.report.history import History
-from kneewatch.agent.report.request import ReportRequest
+from kneewatch.agent.report.history import History, ReportRequest
 from kneewatch.agent.store.reader import Reader
-from kneewatch.dashboards.prometheus.hourly_sums import SUMMED_COUNTERS
+from kneewatch.dashboards.prometheus.rule_group import SUMMED_COUNTERS
 from kneewatch.reports.weekly.measures import LEVELS
 from kneewatch.reports.weekly.observed import Grid, TierStated
 from kneewatch.reports.weekly.verdict import HEALTHY, ROUTER

@@ -16,7 +16,7 @@ from kneewatch.agent.stated_deployment import stated
 from kneewatch.agent.stream import TargetStream
 from kneewatch.agent.watch.command import View
 from kneewatch.agent.watch.feeds import Playback
-from kneewatch.agent.watch.glyphs import UNICODE, Glyphs
+from kneewatch.agent.watch.rendering import UNICODE, Glyphs
 from kneewatch.agent.watch.state import Kind, ScreenState
 from kneewatch.collector.captures.capture import CaptureReader
 from kneewatch.diagnose.verdict import Verdict

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line
-from kneewatch.agent.watch.rendering import ChartSpan, cells_of, chart, chart_span, top_of
+from kneewatch.agent.watch.rendering import (
+    ASCII,
+    UNICODE,
+    ChartSpan,
+    Line,
+    cells_of,
+    chart,
+    chart_span,
+    top_of,
+)
 
 NAN = math.nan
 TIMES = st.lists(st.floats(1e9, 1e9 + 1e5), min_size=1, max_size=60, unique=True).map(sorted)

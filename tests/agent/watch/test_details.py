@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kneewatch.agent.watch.glyphs import ASCII, TONES, UNICODE, Glyphs, Line, cells
-from kneewatch.agent.watch.rendering import Screen, details, ttft_bound_s
+from kneewatch.agent.watch.rendering import (
+    ASCII,
+    TONES,
+    UNICODE,
+    Glyphs,
+    Line,
+    Screen,
+    cells,
+    details,
+    ttft_bound_s,
+)
 from kneewatch.agent.watch.state import Kind, RowKey, ScreenRow, Trail
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.library import slo_rules

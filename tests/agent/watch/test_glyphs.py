@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.agent.watch.glyphs import (
+from kneewatch.agent.watch.rendering import (
     ASCII,
     PLAIN_TONES,
     TONES,

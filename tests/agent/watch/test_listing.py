@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kneewatch.agent.watch import rendering as listing
-from kneewatch.agent.watch.glyphs import ASCII, UNICODE, Line, cells
+from kneewatch.agent.watch.rendering import ASCII, UNICODE, Line, cells
 from kneewatch.agent.watch.state import ScreenState
 from tests.agent.watch.screens import Clock, three, told
 from tests.reports.diagnoses import HEALTHY, SICK, UNREADABLE, changed

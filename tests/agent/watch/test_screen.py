@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from kneewatch.agent.watch.command import View
 from kneewatch.agent.watch.feeds import Playback
-from kneewatch.agent.watch.glyphs import ASCII
+from kneewatch.agent.watch.rendering import ASCII
 from kneewatch.agent.watch.state import Kind, ScreenState
 from tests.agent.watch.screens import (
     Clock,

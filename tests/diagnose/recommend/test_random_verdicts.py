@@ -22,13 +22,12 @@ from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.server_state import AdapterUse, GpuState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.judge import Judge
-from kneewatch.diagnose.engine.restarts import LAST_PAGE
+from kneewatch.diagnose.engine.judge import LAST_PAGE, Judge
 from kneewatch.diagnose.learned.derived_signals import momentary
 from kneewatch.diagnose.values import GpuReading, Values
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.rules.conditions import RECENT
 from kneewatch.rules.facts import Moment, Targets
-from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import WINDOW_S
 from tests.contract.situations import SITUATIONS
 from tests.diagnose.recommend.scenes import LLAMA, PAGE

@@ -15,8 +15,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
-from kneewatch.diagnose.sizing.benchmark.csv_tables import column
-from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
+from kneewatch.diagnose.sizing.benchmark.reports import column, merged, read_benchmark
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs

@@ -37,10 +37,8 @@ from kneewatch.reports.weekly.observed import (
     Span,
     TierStated,
 )
-from kneewatch.reports.weekly.page.html import incidents_in_full
-from kneewatch.reports.weekly.page.summary import first_steps
-from kneewatch.reports.weekly.report import WeeklyReport, render_json
-from kneewatch.reports.weekly.tier_sections import TableRow
+from kneewatch.reports.weekly.page.html import first_steps, incidents_in_full
+from kneewatch.reports.weekly.report import TableRow, WeeklyReport, render_json
 from kneewatch.reports.weekly.verdict import watched_words
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import number

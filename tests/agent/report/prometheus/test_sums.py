@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 
 from kneewatch.agent.report.series import BY_SOURCE, FAILED_REASONS, LOCAL
-from kneewatch.dashboards.prometheus.hourly_sums import (
+from kneewatch.dashboards.prometheus.rule_group import (
     SUM_STEP_S,
     SUMMED_COUNTERS,
     SUMMED_ENGINES,
+    Plan,
+    Record,
     hourly_group,
 )
-from kneewatch.dashboards.prometheus.rule_group import Plan, Record
 from kneewatch.reports.weekly.measures import COMPLETED, COMPUTED, FAILED
 from tests.agent.fleet.test_trouble import between
 from tests.agent.running import Main

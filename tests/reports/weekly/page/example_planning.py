@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kneewatch.reports.weekly.figures import ReportedFlag, Trend
-from kneewatch.reports.weekly.tier_sections import (
+from kneewatch.reports.weekly.report import (
     Arrivals,
     Drift,
     Lengths,

@@ -6,7 +6,7 @@ import math
 
 from kneewatch.diagnose.capacity import Range
 from kneewatch.reports.weekly.figures import Spark, Trend
-from kneewatch.reports.weekly.tier_sections import (
+from kneewatch.reports.weekly.report import (
     BenchmarkCheck,
     ErrorBudget,
     Hour,

@@ -9,8 +9,7 @@ from kneewatch.reports.weekly.figures import Period
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.html import ending as ended_how
 from kneewatch.reports.weekly.page.html import render
-from kneewatch.reports.weekly.report import WeeklyReport
-from kneewatch.reports.weekly.tier_sections import TableRow
+from kneewatch.reports.weekly.report import TableRow, WeeklyReport
 from tests.reports.triage.html_tree import Node, tree
 from tests.reports.weekly.page import examples
 from tests.reports.weekly.page.example_service import figure

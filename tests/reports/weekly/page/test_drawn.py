@@ -24,13 +24,14 @@ from kneewatch.reports.weekly.page.charts import (
     charts,
     heat_level,
     heat_words,
+    path,
     placed,
+    run_path,
     signal_rows,
     spark_line,
 )
 from kneewatch.reports.weekly.page.formatting import Calendar
 from kneewatch.reports.weekly.page.html import FILTERS, GLOBALS, read_template, render
-from kneewatch.reports.weekly.page.svg import path, run_path
 from tests.reports.triage.html_tree import Node, tree
 from tests.reports.weekly.page import (
     example_incidents,

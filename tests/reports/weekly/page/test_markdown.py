@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.reports.diagnosis_text import escaped
-from kneewatch.reports.weekly.page.html import SECTIONS, render
-from kneewatch.reports.weekly.page.markdown import render_markdown
+from kneewatch.reports.weekly.page.html import SECTIONS, render, render_markdown
 from tests.reports.weekly.page import examples
 from tests.reports.weekly.page.hostile_report import hostile
 from tests.reports.weekly.page.test_html import REPORTS
