@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from kneewatch.agent.console import FOUND, NO_DATA, OK, columns, say, text_width
 from kneewatch.collector.errors import CaptureError
-from kneewatch.diagnose.deployment.log_failure import Value
 from kneewatch.diagnose.deployment.startup_log import title
 from kneewatch.diagnose.doc_links import linked
-from kneewatch.diagnose.verdict import LogFact, Verdict
+from kneewatch.diagnose.verdict import LogFact, Value, Verdict
 from kneewatch.diagnose.verdict_json import encode
 from kneewatch.reports import diagnosis_timeline as timeline
 from kneewatch.reports.diagnosis_text import Style, escaped, markdown, text

@@ -55,9 +55,13 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     parameter_of,
     parse_command,
 )
-from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, operating_point
+from kneewatch.diagnose.sizing.benchmark.operating_point import (
+    Sweep,
+    achieved,
+    matched,
+    operating_point,
+)
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.configuration_search import Choices, search
 from kneewatch.diagnose.sizing.launch_notes import most_utilization

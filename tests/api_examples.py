@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kneewatch.agent.fleet.moment import FleetMoment
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.agent.stream import EngineAcceptance
 from kneewatch.diagnose.learned.acceptance import Deviation
 from tests.agent.api.memory_history import reader

@@ -22,10 +22,9 @@ from msgspec.structs import replace
 
 from kneewatch.agent.api.metrics import exposition
 from kneewatch.agent.fleet import snapshot
-from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.queries import BACKLOG_RATIO
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import Comparisons, diagnose
 from kneewatch.diagnose.fleet.inventory import STEP_S, LabelMap, Past, Peak, Shape

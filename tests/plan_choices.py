@@ -17,8 +17,8 @@ from functools import partial
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO
 from kneewatch.diagnose.sizing.plan.plan_result import Plan, plan_lines
+from kneewatch.diagnose.sizing.plan.split_choice import SAVING_RATIO
 from kneewatch.diagnose.sizing.plan.thirteen_steps import plan
 from kneewatch.diagnose.sizing.plan.workload_profile import Stated, read_profile
 from tests.diagnose.workloads import lengths_table

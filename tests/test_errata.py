@@ -18,14 +18,14 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, fewest_gpus, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvSettings, kv_layout
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
 from kneewatch.diagnose.sizing.memory.launch import Launch
-from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
     Adapters,
     Parallel,
     adapter_bytes,
     parameters_of,
 )
-from kneewatch.diagnose.sizing.plan.launch_steps import (
+from kneewatch.diagnose.sizing.plan.split_choice import (
     break_even_acceptance_ratio,
     speculative_speedup,
 )

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fastapi.params import Param
 
     from kneewatch.agent.api.fleet import FleetPast
-    from kneewatch.agent.fleet.moment import FleetMoment
+    from kneewatch.agent.fleet.watch import FleetMoment
 
 log = logging.getLogger(__name__)
 

@@ -43,8 +43,7 @@ from kneewatch.reports.health import RANKS
 from kneewatch.rules.formatting import duration, plural
 
 if TYPE_CHECKING:
-    from kneewatch.agent.fleet.moment import FleetMoment
-    from kneewatch.agent.fleet.watch import FleetState, FleetWatch
+    from kneewatch.agent.fleet.watch import FleetMoment, FleetState, FleetWatch
 
 
 ANSWER_S = 60.0

@@ -73,7 +73,7 @@ from kneewatch.rules.cascade import NAMES
 from kneewatch.rules.formatting import as_sentence, clock, date, plural, span
 
 if TYPE_CHECKING:
-    from kneewatch.agent.fleet.moment import FleetMoment
+    from kneewatch.agent.fleet.watch import FleetMoment
 
 SCHEMA = "kneewatch.triage/1"
 FLEET_NOTICE = "no single target is configured, only a fleet: see /api/v1/fleet for its diagnosis"

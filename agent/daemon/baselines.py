@@ -14,7 +14,7 @@ from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import StoreError
 from kneewatch.collector.names.vllm_metrics import EngineKey
-from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
+from kneewatch.diagnose.engine.target_monitor import EngineMonitor
 from kneewatch.rules.rule import HOUR_S, TRACKED_SIGNALS, WEEK_S
 
 log = logging.getLogger(__name__)

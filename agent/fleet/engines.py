@@ -27,9 +27,8 @@ from kneewatch.collector.prometheus.scraped_pages import (
 )
 from kneewatch.collector.signals.promql import any_of, duration, quoted
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
 from kneewatch.diagnose.engine.reader import decides
-from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import EngineMonitor, TargetMonitor
 from kneewatch.diagnose.fleet.inventory import Group, Key, Member, RestartedReplica
 from kneewatch.diagnose.values import NO_GPUS, GpuReading
 from kneewatch.diagnose.verdict import Verdict

@@ -31,7 +31,6 @@ from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model, model_from_config
 from kneewatch.diagnose.deployment.deployment import stated_of
-from kneewatch.diagnose.deployment.log_failure import Failure
 from kneewatch.diagnose.deployment.server_facts import (
     CONFIG_FILE,
     GPU_UUIDS,
@@ -44,8 +43,8 @@ from kneewatch.diagnose.deployment.server_facts import (
     printable,
 )
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
-from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+from kneewatch.diagnose.deployment.startup_log import Failure
+from kneewatch.diagnose.engine.target_monitor import EngineMonitor, TargetMonitor
 from kneewatch.diagnose.values import GpuReading
 from kneewatch.diagnose.verdict import Value
 

@@ -14,8 +14,7 @@ from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import DAY_S
 
 if TYPE_CHECKING:
-    from kneewatch.diagnose.engine.engine_monitor import EngineMonitor
-    from kneewatch.diagnose.engine.target_monitor import TargetMonitor
+    from kneewatch.diagnose.engine.target_monitor import EngineMonitor, TargetMonitor
 
 KINDS = ("stage", "cause", "health")
 

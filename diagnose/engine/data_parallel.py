@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from kneewatch.diagnose.engine.diagnosis import CauseTracker, as_severe, health
-from kneewatch.diagnose.fleet.engine import engine_of
 from kneewatch.diagnose.fleet.inventory import Member
 from kneewatch.diagnose.fleet.outliers import bad_nodes, replica_imbalance
-from kneewatch.diagnose.fleet.tier import Tier
+from kneewatch.diagnose.fleet.tier import Tier, engine_of
 from kneewatch.diagnose.ranking import ranked
 from kneewatch.diagnose.verdict import Cause, Verdict, worst_of
 

@@ -18,7 +18,6 @@ from kneewatch.diagnose.fleet.absence import (
     absence_causes,
     absence_notes,
 )
-from kneewatch.diagnose.fleet.engine import Engine, engines_of
 from kneewatch.diagnose.fleet.inventory import Group, Observed, Past
 from kneewatch.diagnose.fleet.outliers import bad_nodes, cold_replicas, replica_imbalance, underused
 from kneewatch.diagnose.fleet.replica_count import (
@@ -30,7 +29,15 @@ from kneewatch.diagnose.fleet.replica_count import (
 )
 from kneewatch.diagnose.fleet.routers import router_faults
 from kneewatch.diagnose.fleet.routing import mixed_tiers, reuse_possible, routing_dilution
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, engine_causes, middle
+from kneewatch.diagnose.fleet.tier import (
+    Engine,
+    FleetCause,
+    Tier,
+    closed,
+    engine_causes,
+    engines_of,
+    middle,
+)
 from kneewatch.diagnose.fleet.verdict import (
     FleetAdvice,
     FleetVerdict,

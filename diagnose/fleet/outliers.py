@@ -11,8 +11,7 @@ from kneewatch.diagnose.account_signals import DRAINS, STALL
 from kneewatch.diagnose.causes.common_conditions import ONE_TOKEN
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import Term, term, weigh
-from kneewatch.diagnose.fleet.engine import Engine
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
+from kneewatch.diagnose.fleet.tier import Engine, FleetCause, Tier, closed, middle
 from kneewatch.diagnose.ranking import CAUSES, EXPLAINS, may_explain
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import about, percent, plural, span

@@ -36,10 +36,9 @@ from kneewatch.diagnose.cause import Cause
 from kneewatch.diagnose.causes.evidence import Case
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine.diagnosis import CauseTracker
-from kneewatch.diagnose.fleet.engine import Engine, engine_of
 from kneewatch.diagnose.fleet.inventory import Labels, Member
 from kneewatch.diagnose.fleet.routing import COMPUTED_MORE, FALLEN_BY, computed_more
-from kneewatch.diagnose.fleet.tier import FleetCause, closed
+from kneewatch.diagnose.fleet.tier import Engine, FleetCause, closed, engine_of
 from kneewatch.diagnose.verdict import NO_STAGE, Verdict
 from kneewatch.rules.formatting import duration as latency
 from kneewatch.rules.formatting import percent, span

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from math import inf, isfinite
 
 from kneewatch.diagnose.causes.evidence import Case
-from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Past, Usual
 from kneewatch.diagnose.fleet.outliers import COLD_S, SLOWER
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed, middle
+from kneewatch.diagnose.fleet.tier import Engine, FleetCause, Tier, closed, middle
 from kneewatch.diagnose.recommend.ledger import LEAST_CHANCE, NEAR_CHANCE
 from kneewatch.diagnose.values import Histogram
 from kneewatch.rules.facts import Targets

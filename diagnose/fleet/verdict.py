@@ -17,9 +17,8 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.cause import told
 from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.fleet.engine import Engine
 from kneewatch.diagnose.fleet.inventory import Peak, QueryLoad
-from kneewatch.diagnose.fleet.tier import FleetCause, Tier, place
+from kneewatch.diagnose.fleet.tier import Engine, FleetCause, Tier, place
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Server, Verdict
 from kneewatch.rules.cascade import Stage, staged

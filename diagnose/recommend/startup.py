@@ -17,10 +17,9 @@ from kneewatch.collector.engines.engine_kind import (
 )
 from kneewatch.diagnose.catalogue.gpu_specs import GIB
 from kneewatch.diagnose.cause import Cause, Evidence
-from kneewatch.diagnose.deployment import log_failure as log
+from kneewatch.diagnose.deployment import startup_log as log
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.log_failure import Failure
-from kneewatch.diagnose.deployment.startup_log import StartupLog, title
+from kneewatch.diagnose.deployment.startup_log import Failure, StartupLog, title
 from kneewatch.diagnose.engine.wording import in_own_words
 from kneewatch.diagnose.ranking import ENGINE_DIED, STARTUP_FAILED
 from kneewatch.diagnose.recommend.advice import Advice, FlagChange, Value

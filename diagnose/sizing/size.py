@@ -22,8 +22,8 @@ from kneewatch.diagnose.sizing.memory.budget import (
     second_copy_ratio,
 )
 from kneewatch.diagnose.sizing.memory.launch import LATEST, V1, Launch, check
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import planned_memory
 from kneewatch.diagnose.sizing.memory.overhead import start_ups
-from kneewatch.diagnose.sizing.memory.planned_memory import planned_memory
 from kneewatch.diagnose.sizing.memory.weights import Draft
 from kneewatch.diagnose.sizing.replica_count import FleetSize, size_fleet
 from kneewatch.diagnose.sizing.requirements import Question, at_lengths, check_question

@@ -17,9 +17,8 @@ from kneewatch.collector.signals.table import VLLM_SIGNALS
 from kneewatch.diagnose.causes.availability import START_S as PATIENCE_S
 from kneewatch.diagnose.deployment.server_state import NO_STATE, ServerState
 from kneewatch.diagnose.diagnosis_config import Profile
-from kneewatch.diagnose.engine.engine_monitor import VANISHED_KEPT_S
 from kneewatch.diagnose.engine.reader import BUCKETS_SHOWN
-from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, TargetMonitor
+from kneewatch.diagnose.engine.target_monitor import ENGINES_MAX, VANISHED_KEPT_S, TargetMonitor
 from kneewatch.diagnose.values import NO_GPUS
 from kneewatch.reports.health import stage_unknown
 from kneewatch.rules.rule import LONG_WINDOWS, Severity

@@ -12,8 +12,8 @@ from kneewatch.diagnose.catalogue.quantization import scheme
 from kneewatch.diagnose.sizing.arithmetic import gigabytes, seconds
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.kv_formats import kv_format
+from kneewatch.diagnose.sizing.memory.memory_arithmetic import PlannedMemory, planned_memory
 from kneewatch.diagnose.sizing.memory.overhead import FRAMEWORK_LOW_RATIO
-from kneewatch.diagnose.sizing.memory.planned_memory import PlannedMemory, planned_memory
 from kneewatch.diagnose.sizing.memory.weights import (
     DEFAULT_RANK,
     ONE_GPU,

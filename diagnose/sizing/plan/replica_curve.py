@@ -11,9 +11,12 @@ from msgspec.structs import replace
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Sheet, Step, seconds
-from kneewatch.diagnose.sizing.benchmark.achieved import matched
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark, littles_gap
-from kneewatch.diagnose.sizing.benchmark.operating_point import missed_targets, operating_point
+from kneewatch.diagnose.sizing.benchmark.operating_point import (
+    matched,
+    missed_targets,
+    operating_point,
+)
 from kneewatch.diagnose.sizing.benchmark.reports import read_benchmark
 from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch

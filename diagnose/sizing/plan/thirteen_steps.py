@@ -17,7 +17,6 @@ from kneewatch.diagnose.sizing.arithmetic import seconds
 from kneewatch.diagnose.sizing.benchmark.latency_curve import GPU_SHORTFALL_LIMIT, TTFT_EXCESS_LIMIT
 from kneewatch.diagnose.sizing.launch_command import sized_command
 from kneewatch.diagnose.sizing.memory.launch import Launch
-from kneewatch.diagnose.sizing.plan.launch_steps import SAVING_RATIO, batching_step
 from kneewatch.diagnose.sizing.plan.memory_steps import (
     floor_step,
     kv_step,
@@ -49,6 +48,8 @@ from kneewatch.diagnose.sizing.plan.replica_curve import (
     serving,
 )
 from kneewatch.diagnose.sizing.plan.split_choice import (
+    SAVING_RATIO,
+    batching_step,
     choose_split,
     four_bit_gpus,
     parallel_step,

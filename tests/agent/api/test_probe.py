@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.agent.api.service import probe
-from kneewatch.agent.fleet.moment import FleetMoment
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.diagnose.verdict import Cause, Verdict
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity

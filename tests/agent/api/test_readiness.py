@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kneewatch.agent.api.service import Service
-from kneewatch.agent.fleet.moment import FleetMoment
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.reports.health import SourceState
 from tests.agent.api.serving import WELL_STATE, asking, service_of, settings_of, state_of
 from tests.agent.fleet.prometheus_fleet import saw

@@ -6,9 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kneewatch.agent.fleet.moment import FleetMoment
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettings
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose

@@ -10,8 +10,7 @@ from fastapi.testclient import TestClient
 from msgspec.structs import replace
 
 from kneewatch.agent.api.app import make_app
-from kneewatch.agent.fleet.moment import FleetMoment, stored
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch, stored
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import Store

@@ -19,8 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from kneewatch.agent.fleet.moment import FleetMoment, engines_of, stored
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch, engines_of, stored
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Retention
 from kneewatch.agent.store.writer import Store

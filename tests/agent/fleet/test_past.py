@@ -14,8 +14,7 @@ import pytest
 from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.fleet import CACHE_S, FleetPast
 from kneewatch.agent.api.responses import Problem
-from kneewatch.agent.fleet.moment import FleetMoment
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.collector.errors import CollectError
 from tests.agent.api.serving import Asker, service_of, settings_of
 from tests.diagnose.fleet.example_fleets import fleet, verdict

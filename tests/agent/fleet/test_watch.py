@@ -13,8 +13,7 @@ from kneewatch.agent.api.app import make_app
 from kneewatch.agent.api.metrics import exposition
 from kneewatch.agent.api.service import source_problems
 from kneewatch.agent.fleet import watch as of_watch
-from kneewatch.agent.fleet.moment import FleetMoment
-from kneewatch.agent.fleet.watch import FleetWatch
+from kneewatch.agent.fleet.watch import FleetMoment, FleetWatch
 from kneewatch.collector.errors import SettingsError
 from kneewatch.diagnose.fleet.inventory import Observed
 from kneewatch.diagnose.fleet.verdict import FleetVerdict

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kneewatch.diagnose.deployment import log_failure as log
+from kneewatch.diagnose.deployment import startup_log as log
 from kneewatch.diagnose.deployment.startup_log import LONGEST_LINE, SHOWN_CHARACTERS, StartupLog
 from kneewatch.diagnose.deployment.vllm_flags import CommandLine
 from kneewatch.diagnose.recommend.advice import FlagChange

@@ -14,7 +14,7 @@ from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
-from kneewatch.diagnose.sizing.benchmark.achieved import achieved, matched
+from kneewatch.diagnose.sizing.benchmark.operating_point import achieved, matched
 from kneewatch.diagnose.sizing.benchmark.reports import column, merged, read_benchmark
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, performance

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.sizing.plan.launch_steps import (
+from kneewatch.diagnose.sizing.plan.split_choice import (
     best_draft_tokens,
     break_even_acceptance_ratio,
     speculative_speedup,
