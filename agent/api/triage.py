@@ -1,5 +1,5 @@
 """HTTP endpoint, `/api/v1/triage`: the diagnoses of targets, now or at any time in the store, as
-text, JSON and Markdown. I/O edge."""
+text, JSON and Markdown, and the view of the triage page. I/O edge."""
 
 from __future__ import annotations
 

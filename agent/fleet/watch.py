@@ -127,6 +127,9 @@ def state_of(
     )
 
 
+# --- Watches a fleet ------------------------------------------------------------------------------
+
+
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0

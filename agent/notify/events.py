@@ -1,4 +1,5 @@
-"""Turns the problems of a target into events, and similar events into one message. Pure."""
+"""Turns the problems of a target into events, and similar events, or alerts of Alertmanager, into
+one message. Pure."""
 
 from __future__ import annotations
 
@@ -524,7 +525,7 @@ def _unix_s(moment: datetime) -> float:
     return min(max((moment - EPOCH).total_seconds(), 0.0), LATEST_S)
 
 
-# --- Messages -------------------------------------------------------------------------------------
+# --- Messages about alerts ------------------------------------------------------------------------
 
 
 DOCUMENTS_MAX = 20

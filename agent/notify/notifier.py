@@ -456,6 +456,9 @@ class Channel:
         return True
 
 
+# --- The notifier: one channel for each receiver --------------------------------------------------
+
+
 log = logging.getLogger(__name__)
 
 RETRY = RetryPolicy()

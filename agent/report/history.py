@@ -138,6 +138,9 @@ ReportProgress = Callable[[int, int], None]
 """Called with the number of steps done and the total number of steps."""
 
 
+# --- The history as arrays ------------------------------------------------------------------------
+
+
 def _sums(data: bytes, order: int) -> array[int]:
     # Overflow wraps around here exactly as it did when the differences were encoded.
     folded = np.frombuffer(data, dtype="<u8")

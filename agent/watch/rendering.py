@@ -38,6 +38,9 @@ from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Severity
 
 # --- Characters, tones and lines of the screen ----------------------------------------------------
+#
+# Text from other machines is never interpreted as markup. A line is a sequence of pieces. Each
+# piece has a tone, and the screen maps tones to colours.
 
 
 UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h|days)\b)")
@@ -167,6 +170,9 @@ def _beginning(text: str, width: int) -> str:
         if used > width:
             return text[:at]
     return text
+
+
+# --- The list of engines --------------------------------------------------------------------------
 
 
 WORDS = {"critical": "CRITICAL", "warning": "WARNING", "unknown": "UNKNOWN"}

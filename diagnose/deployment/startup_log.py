@@ -108,6 +108,9 @@ def _gib(text: str) -> float:
     return float(number) * _GIB_EACH[unit] if re.fullmatch(r"\d+(\.\d+)?", number) else 0.0
 
 
+# --- Facts of the log, by line --------------------------------------------------------------------
+
+
 Phase = Literal["empty", "starting", "serving", "stopped"]
 
 LONGEST_LINE = 16 * 1024

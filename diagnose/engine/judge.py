@@ -126,6 +126,9 @@ def broke_off(last: Verdict) -> bool:
     return in_flight >= 1 or bool(problems(last))
 
 
+# --- The judge ------------------------------------------------------------------------------------
+
+
 class Adviser(Protocol):
     """Recommends changes against the causes of one engine."""
 

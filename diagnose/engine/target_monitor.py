@@ -1,4 +1,4 @@
-"""Diagnoses one target over time, page by page. Pure: time comes with each page."""
+"""Diagnoses one target and its engines over time, page by page. Pure: time comes with each page."""
 
 from __future__ import annotations
 
@@ -143,6 +143,9 @@ class EngineMonitor:
 
 def _engine_name(key: EngineKey) -> str:
     return f"engine {key.engine} of {key.model}"
+
+
+# --- Monitors one target: reads its pages, and judges its engines and itself ----------------------
 
 
 SLOW_PAGE_S = 2.0

@@ -1,4 +1,4 @@
-"""A tier: its engines and its causes. Pure."""
+"""A tier of a fleet, and an engine in it: verdicts and causes. Pure."""
 
 from __future__ import annotations
 
@@ -107,6 +107,9 @@ def _engine(member: Member, observed: Observed) -> Engine:
 def _in_order(keys: tuple[str, ...]) -> Sequence[str]:
     """The keys, sorted. Engines of one kind have the same ones, scrape after scrape."""
     return sorted(keys)
+
+
+# --- A tier: its engines and its causes -----------------------------------------------------------
 
 
 def middle(values: Iterable[float | None]) -> float | None:

@@ -398,6 +398,9 @@ class TierKnee(Struct, frozen=True):
     missing: str = ""
 
 
+# --- The report -----------------------------------------------------------------------------------
+
+
 SCHEMA = "kneewatch.report/1"
 
 

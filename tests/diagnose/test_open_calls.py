@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kneewatch.diagnose.account_signals import AT_THE_DOOR, CANCELLED, PILED
-from kneewatch.diagnose.learned.open_calls import IDLE_S, KEPT_S, OpenCalls
+from kneewatch.diagnose.learned.derived_signals import IDLE_S, KEPT_S, OpenCalls
 from kneewatch.diagnose.values import Values
 
 ENDS_S, EVERY_S, FILES, POOL = 600.0, 5.0, 40.0, 20.0

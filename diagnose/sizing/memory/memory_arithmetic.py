@@ -147,6 +147,9 @@ def planned_memory(launch: Launch, gpu: Gpu, *, concurrency: float) -> PlannedMe
     )
 
 
+# --- The memory budget as lines of arithmetic -----------------------------------------------------
+
+
 _LOADED_SOURCE = 'vLLM\'s line "Model loading took"'
 _KV_SOURCE = "guide 2.2; vllm/v1/kv_cache_interface.py"
 _POOL_SOURCE = "vllm/v1/core/kv_cache_utils.py"

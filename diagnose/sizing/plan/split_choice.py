@@ -1,6 +1,7 @@
-"""Steps 5 and 6 of a plan: the precision and the split over GPUs of the cheapest fleet. Pure.
+"""Steps 5, 6 and 9 of a plan: the precision and the split over GPUs of the cheapest fleet; token
+budget, speculation and P/D pools. Pure.
 
-Guide 4, 5 and 9.1.
+Guide 4, 5, 6 and 9.1.
 """
 
 from __future__ import annotations
@@ -54,9 +55,6 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, busiest_rat
 from kneewatch.diagnose.sizing.speed.slo_capacity import expert_exchange
 from kneewatch.diagnose.speculation import reached_ratio, tokens_per_pass
 from kneewatch.rules.formatting import figure, percent, plural
-
-# --- Step 9 of a plan -----------------------------------------------------------------------------
-
 
 # --- Speculative decoding in a plan ---------------------------------------------------------------
 
@@ -263,6 +261,9 @@ def _alone(stated: Speculation) -> Part:
         source="guide 6.6; Leviathan et al. 2023",
     )
     return part
+
+
+# --- Steps 5 and 6 of a plan ----------------------------------------------------------------------
 
 
 _STAGES = (1, 2, 3, 4)

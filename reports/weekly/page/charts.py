@@ -185,6 +185,9 @@ def draw(
     return pen.drawn
 
 
+# --- Sparklines -----------------------------------------------------------------------------------
+
+
 WIDE, TALL = 164, 28
 """Width and height of a sparkline in SVG units. It is stretched to the available space."""
 

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file. Pure."""
+"""The report as one self-contained HTML file, as Markdown, and in brief. Pure."""
 
 from __future__ import annotations
 
