@@ -38,30 +38,32 @@ from kneewatch.rules.conditions import (
     QUOTIENT,
     SQUARE_ROOT,
     Assume,
-    BaselineValue,
     Check,
     Compare,
     Condition,
-    Configured,
     Constant,
     Every,
     FirstOf,
     Formula,
     Known,
-    Live,
-    Minimum,
     Not,
     Number,
     Quantity,
-    Recent,
     Some,
-    Target,
-    Watched,
-    WindowSeconds,
     nodes,
 )
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.library import BENCHMARK_LOAD, RULES, slo_rules
+from kneewatch.rules.quantities import (
+    BaselineValue,
+    Configured,
+    Live,
+    Minimum,
+    Recent,
+    Target,
+    Watched,
+    WindowSeconds,
+)
 from kneewatch.rules.rule import HOUR_S, Guard, Rule
 
 ROOT = Path(__file__).parent.parent

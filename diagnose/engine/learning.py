@@ -12,8 +12,7 @@ from kneewatch.diagnose.learned.acceptance import KeptApart
 from kneewatch.diagnose.learned.account import Account
 from kneewatch.diagnose.learned.knee import CurveLearner, same_launch
 from kneewatch.diagnose.learned.kv_forecast import KvForecaster
-from kneewatch.diagnose.learned.length_drift import endless
-from kneewatch.diagnose.learned.live_workload import WorkloadWatch
+from kneewatch.diagnose.learned.live_workload import WorkloadWatch, endless
 from kneewatch.diagnose.learned.slo_forecast import SloForecaster
 from kneewatch.diagnose.learned.slow_trends import SlowTrends
 from kneewatch.diagnose.lengths import ANSWERS, Departure

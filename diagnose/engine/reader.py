@@ -32,7 +32,7 @@ from kneewatch.diagnose.learned.derived_signals import (
     TYPICAL,
     momentary,
 )
-from kneewatch.diagnose.learned.length_drift import FEW
+from kneewatch.diagnose.learned.live_workload import FEW
 from kneewatch.diagnose.lengths import ANSWERS, LENGTH_POINTS, METRICS
 from kneewatch.diagnose.values import NO_GPUS, GpuReading, Histogram, RequestCounts, Values
 from kneewatch.rules.facts import Moment

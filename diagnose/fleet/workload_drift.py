@@ -17,7 +17,7 @@ from kneewatch.diagnose.causes.workload import departure_text, drift_text
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.fleet.inventory import Past
 from kneewatch.diagnose.fleet.tier import FleetCause, Tier, closed
-from kneewatch.diagnose.learned.length_drift import band, departure
+from kneewatch.diagnose.learned.live_workload import band, departure
 from kneewatch.diagnose.lengths import (
     ALIKE,
     ANSWERS,

@@ -15,9 +15,8 @@ from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import token_gap_s
 from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.recommend.queueing import CallerQueue, SeatQueue
+from kneewatch.diagnose.recommend.queueing import CallerQueue, Latencies, SeatQueue, tails
 from kneewatch.diagnose.recommend.step_times import Prompts
-from kneewatch.diagnose.recommend.tails import Latencies, tails
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, Performance, performance

@@ -9,19 +9,9 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.record import CauseRecord
 from kneewatch.diagnose.ranking import BY_ID
-from kneewatch.rules.conditions import (
-    BaselineValue,
-    Check,
-    Compare,
-    Configured,
-    Live,
-    Quantity,
-    Recent,
-    Target,
-    Watched,
-    nodes,
-)
+from kneewatch.rules.conditions import Check, Compare, Quantity, nodes
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.quantities import BaselineValue, Configured, Live, Recent, Target, Watched
 from tests.contract.situations import SITUATIONS
 from tests.diagnose.situations import WINDOW_S, Situation
 

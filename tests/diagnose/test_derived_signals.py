@@ -17,8 +17,9 @@ from kneewatch.diagnose.learned.derived_signals import (
 )
 from kneewatch.diagnose.slow_quantities import SLOW
 from kneewatch.rules.baseline import Baseline
-from kneewatch.rules.conditions import BaselineValue, nodes
+from kneewatch.rules.conditions import nodes
 from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.quantities import BaselineValue
 from tests.reference_pages import DERIVED_HELP
 
 TARGETS = Targets(ttft_p99_s=2.0)

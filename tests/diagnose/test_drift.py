@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kneewatch.diagnose.fleet.workload_drift import drift
-from kneewatch.diagnose.learned.length_drift import departure
+from kneewatch.diagnose.learned.live_workload import departure
 from kneewatch.diagnose.lengths import (
     ALIKE,
     SHIFT_MIN,

@@ -26,8 +26,8 @@ from kneewatch.diagnose.engine.judge import LAST_PAGE, Judge
 from kneewatch.diagnose.learned.derived_signals import momentary
 from kneewatch.diagnose.values import GpuReading, Values
 from kneewatch.diagnose.verdict import Verdict
-from kneewatch.rules.conditions import RECENT
 from kneewatch.rules.facts import Moment, Targets
+from kneewatch.rules.quantities import RECENT
 from kneewatch.rules.rule import WINDOW_S
 from tests.contract.situations import SITUATIONS
 from tests.diagnose.recommend.scenes import LLAMA, PAGE
