@@ -43,10 +43,8 @@ BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 LIBRARY_LEVELS = {
     "uvicorn": logging.WARNING,
     "asyncio": logging.WARNING,
-    "apscheduler": logging.ERROR,
 }
-"""Lowest levels logged for libraries. For APScheduler it is ERROR: its warning about a cycle that
-is still running when the next is due would repeat kneewatch's own."""
+"""Lowest levels logged for libraries."""
 
 
 def configure(*, form: str, level: str, fd: int = STDERR) -> None:

@@ -32,10 +32,11 @@ from kneewatch.agent.daemon.baselines import (
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery, target_profile
 from kneewatch.agent.daemon.gpu_sources import GpuSources
-from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, DueQueue, Scheduler
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, DueQueue
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
 from kneewatch.agent.diagnose_command import DEMO, DEMO_CRITICAL_AFTER_S, DEMO_WINDOW_S
 from kneewatch.agent.notify.notifier import Notifier
+from kneewatch.agent.report.schedule import ReportJob
 from kneewatch.agent.server.process import control_groups, host_memory
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.settings.table import RUN_DEFAULTS
@@ -168,16 +169,14 @@ class Daemon:
             if fleet_watch is not None:
                 fleet_watch.notify_through(self._notifier, self._report_watched)
                 fleet_watch.store_through(self._store.put)
-            self._scheduler, self._cycles = Scheduler(), DueQueue(on_idle=self._store.flush)
+            self._cycles = DueQueue(on_idle=self._store.flush)
             parts.callback(self._end_cycles)
+            of_fleet = None if fleet_watch is None else fleet_watch.url_and_selector
+            self._reports = ReportJob(settings, store_file, fleet=of_fleet)
+            parts.callback(self._reports.stop)
             self._reload = Reload(
-                settings,
-                scheduler=self._scheduler.scheduler,
-                store_file=store_file,
-                notifier=self._notifier,
-                fleet_watch=fleet_watch,
+                settings, reports=self._reports, notifier=self._notifier, fleet_watch=fleet_watch
             )
-            parts.callback(self._reload.stop)
             peaks = WeeklyPeaks(self._reader, lambda: self._jobs.specs())
             seasons = SeasonalBaselines(self._reader, lambda: self._jobs.specs())
             learned = LearnedStates(self._reader, self._store.learn)
@@ -204,7 +203,6 @@ class Daemon:
         """Print the addresses and the note, then run until stopped. The shutdown takes less than 3
         s, even if a part hangs."""
         supervisor = self._supervisor = Supervisor(
-            scheduler=self._scheduler,
             cycles=self._cycles,
             jobs=self._jobs,
             discovery=self._discovery,
@@ -220,10 +218,10 @@ class Daemon:
         limit_bytes = memory.get("host_memory_limit_bytes", UNLIMITED_BYTES)
         PAGES.limit_bytes = max(0.0, limit_bytes - OWN_BYTES)
         with supervisor.handled(), self._parts:
-            self._scheduler.start()
             self._cycles.start()
             supervisor.start()
-            for job in (self._gpus, *self._recalled, self._discovery.pods, self._fleet_watch):
+            optional = self._discovery.pods, self._fleet_watch
+            for job in (self._gpus, *self._recalled, self._reports, *optional):
                 if job is not None:
                     name = f"\0{type(job).__name__}"  # no target's name: those are printable
                     self._cycles.put(name, job, interval_s=job.every_s, first_in_s=job.first_in_s)
@@ -274,7 +272,6 @@ class Daemon:
         self._notifier.set_watched([*names, *fleet])
 
     def _end_cycles(self) -> None:
-        self._scheduler.stop()
         self._cycles.stop()
         until_s = time.monotonic() + self._left_s(0.3)
         while self._cycles.busy and time.monotonic() < until_s:

@@ -16,7 +16,6 @@ step. So the step's code stays in the CPU's caches, which saves a sixth of the C
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import logging
@@ -25,14 +24,9 @@ import time
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from threading import Condition, Lock, Thread, local
-from typing import Any, Protocol, cast
+from typing import Protocol
 
-from apscheduler.jobstores.base import JobLookupError  # type: ignore[import-untyped]
-from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
-    BackgroundScheduler,
-)
 from msgspec import Struct
 
 log = logging.getLogger(__name__)
@@ -138,56 +132,6 @@ class OwnClock:
 
 OWN_CLOCK = OwnClock()
 """The clock of the daemon's jobs and answers."""
-
-
-class Scheduler:
-    """APScheduler, for the reports, whose triggers are cron expressions.
-
-    It uses the wall clock. A clock set back would stop every job until the old time returns:
-    `check` detects this and reschedules.
-    """
-
-    def __init__(self, *, wall: Callable[[], float] = OWN_CLOCK) -> None:
-        self._wall = wall
-        self._offset_s = self._clock_offset_s()
-        self._scheduler = cast(
-            "Any",
-            BackgroundScheduler(
-                timezone=UTC,
-                # Late runs still run; several missed runs become one.
-                job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
-            ),
-        )
-
-    def start(self) -> None:
-        self._scheduler.start()
-
-    def check(self) -> float:
-        """Reschedule all jobs if the wall clock was set. Returns the change of the clock in
-        seconds; 0 if it was not set."""
-        offset_s = self._clock_offset_s()
-        step_s, self._offset_s = offset_s - self._offset_s, offset_s
-        if abs(step_s) <= STEP_S:
-            return 0.0
-        now_s = self._wall()
-        for job in self._scheduler.get_jobs():
-            with contextlib.suppress(JobLookupError):
-                after_s = job.trigger.after_s(now_s)
-                job.modify(next_run_time=datetime.fromtimestamp(after_s, UTC))
-        return step_s
-
-    @property
-    def scheduler(self) -> Any:  # noqa: ANN401 - APScheduler has no types
-        """The APScheduler itself. The trigger of a job must have `after_s`."""
-        return self._scheduler
-
-    def stop(self) -> None:
-        """Start no more jobs. Does not wait for running ones."""
-        if self._scheduler.running:
-            self._scheduler.shutdown(wait=False)
-
-    def _clock_offset_s(self) -> float:
-        return self._wall() - time.monotonic()
 
 
 # --- The queue of due jobs ------------------------------------------------------------------------

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kneewatch.agent import logs
 from kneewatch.agent.console import OK
@@ -30,13 +29,12 @@ from kneewatch.agent.daemon.periodic_jobs import (
     OWN_CLOCK,
     STEP_S,
     DueQueue,
-    Scheduler,
     phase_count,
     phase_ratio,
 )
 from kneewatch.agent.notify.notifier import Notifier
 from kneewatch.agent.notify.receivers import receivers
-from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job
+from kneewatch.agent.report.schedule import ReportJob
 from kneewatch.agent.settings.effective import Settings
 from kneewatch.agent.stream import AcceptRequest, EngineAcceptance
 from kneewatch.agent.target_state import Board
@@ -236,7 +234,6 @@ class Supervisor:
     def __init__(
         self,
         *,
-        scheduler: Scheduler,
         cycles: DueQueue,
         jobs: TargetJobs,
         discovery: Discovery,
@@ -247,7 +244,7 @@ class Supervisor:
         address: str,
         fleet_watch: FleetWatch | None = None,
     ) -> None:
-        self._scheduler, self._cycles, self._fleet_watch = scheduler, cycles, fleet_watch
+        self._cycles, self._fleet_watch = cycles, fleet_watch
         self._jobs, self._discovery = jobs, discovery
         self._board, self._address = board, address
         self._notify = partial(notify_systemd, systemd)
@@ -329,8 +326,6 @@ class Supervisor:
         return TICK_S if self._ready else STARTING_TICK_S
 
     def _tick(self, elapsed_s: float) -> None:
-        if step_s := self._scheduler.check():
-            log.warning("system clock was set, rescheduling step_s=%.1f", step_s)
         stands = STANDS if OWN_CLOCK() - time.time() > STEP_S else ""
         if stands and not self._stands:
             log.error("%s", stands)
@@ -436,25 +431,19 @@ class Reload:
 
     `restart_needed` holds the keys of settings that changed since the start but take effect only
     after a restart. Other threads read it.
-
-    Raises:
-        SettingsError: the schedule of the reports is invalid.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        scheduler: Any,  # noqa: ANN401 - APScheduler has no types
-        store_file: Path,
+        reports: ReportJob,
         notifier: Notifier,
         fleet_watch: FleetWatch | None = None,
     ) -> None:
-        self._began, self._scheduler, self._store_file = settings, scheduler, store_file
+        self._began, self._reports = settings, reports
         self._notifier, self._fleet_watch = notifier, fleet_watch
-        self._reports: ReportJob | None = None
         self.restart_needed: tuple[str, ...] = ()
-        self._plan_reports(settings)
 
     def __call__(self, settings: Settings) -> Sequence[str]:
         """Apply the settings. A part that rejects them keeps its old ones, and an error is logged.
@@ -464,7 +453,7 @@ class Reload:
             self._fleet_watch.adopt(settings)
         applied = {
             "notify": _apply("notify", lambda: self._notifier.adopt(receivers(settings))),
-            "report": _apply("report", lambda: self._plan_reports(settings)),
+            "report": _apply("report", lambda: self._reports.adopt(settings)),
         }
         self.restart_needed = tuple(
             setting.key
@@ -474,23 +463,6 @@ class Reload:
         for key in self.restart_needed:
             log.warning("setting needs a restart to take effect key=%s", key)
         return [part for part, is_applied in applied.items() if not is_applied]
-
-    def stop(self) -> None:
-        """Cancel a running report."""
-        if self._reports is not None:
-            self._reports.stop()
-
-    def _plan_reports(self, settings: Settings) -> None:
-        planned = add_report_job(
-            self._scheduler,
-            settings,
-            self._store_file,
-            before=self._reports,
-            fleet=self._fleet_watch.url_and_selector if self._fleet_watch is not None else None,
-        )
-        if planned is None and self._scheduler.get_job(JOB_ID) is not None:
-            self._scheduler.remove_job(JOB_ID)
-        self._reports = planned or self._reports
 
 
 def _apply(part: str, apply: Callable[[], None]) -> bool:

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import orjson
 from apscheduler.triggers.cron import CronTrigger  # type: ignore[import-untyped]
 
+from kneewatch.agent.daemon.periodic_jobs import OWN_CLOCK, Job
 from kneewatch.agent.notify.delivery import SendError, send
 from kneewatch.agent.notify.message import Line, Message, Part, identity, markdown, page
 from kneewatch.agent.notify.receivers import TEXTS, Receiver, receivers
@@ -242,7 +243,7 @@ class Cron(CronTrigger):  # type: ignore[misc]
     def get_next_fire_time(
         self, previous_fire_time: datetime | None, now: datetime
     ) -> datetime | None:
-        """The next time at which the expression fires. APScheduler calls this method."""
+        """The next time at which the expression fires."""
         follows = cast("Any", super()).get_next_fire_time
         fire_time: datetime | None = follows(previous_fire_time, now)
         while fire_time is not None and _is_second_occurrence(fire_time) and not self.every_hour:
@@ -400,10 +401,12 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
 log = logging.getLogger(__name__)
 
-JOB_ID = "report"
 FOLDER = "reports"
 LIMIT_S = 1800.0
 """Seconds after which a report process is killed."""
+
+CHECK_S = 30.0
+"""Maximum seconds between two looks at the clock, which somebody may set."""
 
 ERROR_CHARS_MAX = 2000
 
@@ -415,40 +418,56 @@ def folder_of(settings: Settings, store: Path) -> Path:
     return Path(stated) if stated else store.parent / FOLDER
 
 
-class ReportJob:
-    """Makes a report when it is due. Only one report is made at a time. Thread-safe."""
+class ReportJob(Job):
+    """Makes a report at the times of `report.cron`. `fleet` is the metrics system to report on if
+    the history has no engine. `due_s` is the time of the next one. Thread-safe.
+
+    Raises:
+        SettingsError: the schedule, the time zone or a receiver is invalid.
+    """
+
+    every_s, first_in_s = CHECK_S, 0.0
 
     def __init__(
         self,
         settings: Settings,
         store: Path,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = OWN_CLOCK,
         limit_s: float = LIMIT_S,
         fleet: MetricsQuery | None = None,
     ) -> None:
-        self._settings, self._store, self._fleet = settings, store, fleet
+        self._store, self._fleet = store, fleet
         self._clock, self._limit_s = clock, limit_s
-        self._turn, self._lock = Lock(), Lock()
+        self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-
-    def __call__(self) -> None:
-        """Make a report now, unless one is already being made. Errors are logged."""
-        if not self._turn.acquire(blocking=False):
-            log.warning("report skipped: the previous one is not finished")
-            return
-        try:
-            self._make()
-        except Exception:
-            # The scheduler must go on with the next report.
-            log.exception("report failed store=%s", self._store)
-        finally:
-            self._turn.release()
+        self.adopt(settings)
 
     def adopt(self, settings: Settings) -> None:
-        """Use these settings for the next reports."""
-        self._settings = settings
+        """Use these settings for the next reports.
+
+        Raises:
+            SettingsError: as for the job; then the old settings stay.
+        """
+        cron = cron_of(settings)
+        with self._lock:
+            self._settings, self._cron = settings, cron
+            self.due_s = self._next_s()
+
+    def cycle(self) -> float | None:
+        """Make a report if one is due. Returns the seconds until the clock is read again."""
+        with self._lock:
+            is_due, next_s = self._clock() >= self.due_s, self._next_s()
+            # The next time is sooner where the clock was set back.
+            self.due_s = next_s if is_due else min(self.due_s, next_s)
+        if is_due:
+            self.make()
+        return min(CHECK_S, max(0.0, self.due_s - self._clock()))
+
+    def _next_s(self) -> float:
+        # A second later, so that a time that is just due is not the next one.
+        return NEVER_S if self._cron is None else self._cron.after_s(self._clock() + 1.0)
 
     def stop(self) -> None:
         """Kill the running report process and make no more reports."""
@@ -457,7 +476,8 @@ class ReportJob:
             if self._process is not None:
                 self._process.kill()
 
-    def _make(self) -> None:
+    def make(self) -> None:
+        """Make a report now, and log its result or its error."""
         folder = folder_of(self._settings, self._store)
         report_order = order(
             self._settings,
@@ -507,31 +527,3 @@ class ReportJob:
         )  # fmt: skip
         for receiver, why in result["failed"].items():
             log.error("report delivery failed receiver=%s error=%s", receiver, why)
-
-
-def add_report_job(
-    scheduler: Any,  # noqa: ANN401 - APScheduler has no types
-    settings: Settings,
-    store: Path,
-    *,
-    clock: Callable[[], float] = time.time,
-    before: ReportJob | None = None,
-    fleet: MetricsQuery | None = None,
-) -> ReportJob | None:
-    """Add the report job to an APScheduler scheduler. Returns the job; None if `report.cron` is not
-    set. The caller must stop the job at the end.
-
-    `before` is a job with older settings, which is reused. `fleet` is the metrics system to report
-    on if the history has no engine.
-
-    Raises:
-        SettingsError: the schedule, the time zone or a receiver is invalid.
-    """
-    cron = cron_of(settings)
-    if cron is None:
-        return None
-    receivers_of(settings)
-    job = before or ReportJob(settings, store, clock=clock, fleet=fleet)
-    job.adopt(settings)
-    scheduler.add_job(job, cron, id=JOB_ID, replace_existing=True)
-    return job

@@ -9,8 +9,6 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.periodic_jobs import DueQueue
 from kneewatch.agent.daemon.supervisor import TargetJobs
@@ -55,11 +53,10 @@ def worst_wait_s(came_s: Sequence[float]) -> float:
 def clock_set() -> FaultOutcome:
     """An hour forward, an hour back, an hour back again."""
     with (
-        pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory() as name,
         servers(live=TARGETS) as urls,
     ):
-        wall = Clock(patch)
+        wall = Clock()
         path, daemon_settings = Path(name) / "kneewatch.db", settings(interval_s=INTERVAL_S)
         specs = argument_specs(urls["live"], daemon_settings)
         store = Store.open(path, retention=Retention(), clock=wall)

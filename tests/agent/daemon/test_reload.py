@@ -6,21 +6,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
-    BackgroundScheduler,
-)
 
 from kneewatch.agent.daemon import supervisor as process
 from kneewatch.agent.daemon.cycle import Sinks
 from kneewatch.agent.daemon.discovery import Discovery
-from kneewatch.agent.daemon.periodic_jobs import DueQueue, Scheduler
+from kneewatch.agent.daemon.periodic_jobs import DueQueue
 from kneewatch.agent.daemon.supervisor import Reload, Supervisor, TargetJobs
 from kneewatch.agent.fleet.watch import FleetWatch
 from kneewatch.agent.notify.notifier import Notifier
-from kneewatch.agent.report.schedule import JOB_ID
+from kneewatch.agent.report.schedule import NEVER_S, ReportJob
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.agent.target_state import Board
 from kneewatch.collector.errors import SettingsError
@@ -49,11 +45,8 @@ def notifier() -> Iterator[Notifier]:
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Any]:
-    scheduler = cast("Any", BackgroundScheduler(timezone="UTC"))
-    scheduler.start(paused=True)
-    yield scheduler
-    scheduler.shutdown()
+def reports(settings_with: Made, tmp_path: Path) -> ReportJob:
+    return ReportJob(settings_with(MONDAY), tmp_path / "k.db")
 
 
 @pytest.fixture(autouse=True)
@@ -67,21 +60,8 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def taking_up(
-    settings_with: Made,
-    notifier: Notifier,
-    scheduler: Any,  # noqa: ANN401
-    tmp_path: Path,
-) -> Reload:
-    return Reload(
-        settings_with(MONDAY), scheduler=scheduler, store_file=tmp_path / "k.db", notifier=notifier
-    )
-
-
-def due(scheduler: Any) -> str:  # noqa: ANN401 - APScheduler has no types
-    """The reports' plan; empty where there is none."""
-    job = scheduler.get_job(JOB_ID)
-    return "" if job is None else str(job.trigger)
+def taking_up(settings_with: Made, notifier: Notifier, reports: ReportJob) -> Reload:
+    return Reload(settings_with(MONDAY), reports=reports, notifier=notifier)
 
 
 def test_what_needs_a_restart_is_told_until_it_is_taken_back(
@@ -95,20 +75,18 @@ def test_what_needs_a_restart_is_told_until_it_is_taken_back(
 
 
 def test_reports_are_planned_anew(
-    taking_up: Reload,
-    settings_with: Made,
-    scheduler: Any,  # noqa: ANN401
+    taking_up: Reload, settings_with: Made, reports: ReportJob
 ) -> None:
-    monday = due(scheduler)
+    monday = reports.due_s
     taking_up(settings_with(TUESDAY))
-    tuesday = due(scheduler)
-    assert monday
-    assert tuesday not in ("", monday)
-    assert len(scheduler.get_jobs()) == 1
+    assert reports.due_s not in (NEVER_S, monday)
+    tuesday = reports.due_s
+    assert taking_up(settings_with('[report]\ncron = "0 0 30 2 *"\n')) == ["report"]
+    assert reports.due_s == tuesday, "what is wrong changes nothing"
     taking_up(settings_with(""))
-    assert due(scheduler) == ""
+    assert reports.due_s == NEVER_S
     taking_up(settings_with(MONDAY))
-    assert due(scheduler) == monday
+    assert reports.due_s == monday
 
 
 def test_receivers_are_taken_up_and_wrong_ones_change_nothing(
@@ -144,7 +122,6 @@ def test_no_signal_to_reload_is_lost(settings_with: Made, monkeypatch: pytest.Mo
         raise SettingsError("no")
 
     supervisor = Supervisor(
-        scheduler=Scheduler(),
         cycles=cycles,
         jobs=TargetJobs(cycles, Sinks(board)),
         discovery=Discovery(["a:1"], settings),
@@ -165,7 +142,6 @@ def test_a_fleet_without_an_answer_is_said_when_ready(
     settings, cycles, board = settings_with(""), DueQueue(), Board()
     watch = FleetWatch("http://127.0.0.1:1", settings, "")
     supervisor = Supervisor(
-        scheduler=Scheduler(),
         cycles=cycles,
         jobs=TargetJobs(cycles, Sinks(board)),
         discovery=Discovery([], settings, may_be_empty=True),

@@ -7,10 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, tzinfo
 
 import pytest
-from apscheduler.schedulers import base  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +23,6 @@ from kneewatch.agent.daemon.periodic_jobs import (
     Job,
     OwnClock,
     RunTimes,
-    Scheduler,
     Steps,
     phase_count,
     phase_ratio,
@@ -331,59 +328,12 @@ def test_a_due_job_without_a_thread_is_seen() -> None:
 
 
 class Clock:
-    """The wall clock, which can be set: ours and APScheduler's."""
+    """The wall clock, which can be set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.set_by_s = 0.0
-        clock = self
-
-        class Moments(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-                return datetime.fromtimestamp(clock(), tz)
-
-        monkeypatch.setattr(base, "datetime", Moments)
+    set_by_s = 0.0
 
     def __call__(self) -> float:
         return time.time() + self.set_by_s
-
-
-class Tenths(base.BaseTrigger):  # type: ignore[misc]
-    """A trigger that fires ten times a second."""
-
-    def after_s(self, now_s: float) -> float:
-        return RunTimes(interval_s=0.1, phase_s=0.0).after_s(now_s)
-
-    def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, previous_fire_time: datetime | None, now: datetime
-    ) -> datetime:
-        del previous_fire_time
-        return datetime.fromtimestamp(self.after_s(now.timestamp()), UTC)
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    clock = Clock(monkeypatch)
-    clockwork = Scheduler(wall=clock)
-    clockwork.start()
-    try:
-        job = Counted()
-        clockwork.scheduler.add_job(job.cycle, Tenths())
-        until(lambda: len(job.times) >= 3)
-        assert clockwork.check() == 0.0
-        clock.set_by_s = 3600.0 * hours
-        time.sleep(0.3)
-        ran = len(job.times)
-        time.sleep(0.5)
-        if hours < 0:
-            assert len(job.times) <= ran + 1, "without the check it waits for the hour"
-        assert clockwork.check() == pytest.approx(3600.0 * hours, abs=60)
-        ran = len(job.times)
-        until(lambda: len(job.times) >= ran + 5)
-        assert clockwork.check() == 0.0
-        assert len(job.times) < 10_000, "what was missed is not made up for"
-    finally:
-        clockwork.stop()
 
 
 INTERVAL_S = 0.1
@@ -413,14 +363,6 @@ def test_no_wall_clock_delays_a_cycle(clock: str) -> None:
         assert per_interval < 1.1 / APART_RATIO, "and none comes much too early"
     finally:
         clockwork.stop()
-
-
-def test_a_clock_that_is_only_slewed_changes_nothing() -> None:
-    ahead = {"s": 0.0}
-    clockwork = Scheduler(wall=lambda: time.time() + ahead["s"])
-    for _ in range(20):
-        ahead["s"] += 0.2
-        assert clockwork.check() == 0.0
 
 
 def test_a_clock_that_stands_still_goes_on_until_it_runs_again() -> None:

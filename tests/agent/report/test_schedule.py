@@ -10,16 +10,12 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from apscheduler.schedulers.background import (  # type: ignore[import-untyped]
-    BackgroundScheduler,
-)
 
 from kneewatch.agent.report.command import prune
-from kneewatch.agent.report.schedule import JOB_ID, ReportJob, add_report_job, cron_of, with_names
+from kneewatch.agent.report.schedule import CHECK_S, NEVER_S, ReportJob, cron_of, with_names
 from kneewatch.agent.settings.effective import Settings, load
 from kneewatch.collector.errors import SettingsError
 from tests.agent.notify.mail_server import MailServer
@@ -110,7 +106,7 @@ def test_weekdays_are_counted_as_cron_does(field: str, wanted: str) -> None:
 )
 def test_what_cannot_be_planned_is_said(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        add_report_job(None, settings(tmp_path, f"[report]\n{text}\n"), tmp_path / "x.db")
+        ReportJob(settings(tmp_path, f"[report]\n{text}\n"), tmp_path / "x.db")
 
 
 def test_without_the_libraries_a_plan_is_refused(
@@ -123,7 +119,28 @@ def test_without_the_libraries_a_plan_is_refused(
 
 
 def test_without_an_expression_nothing_is_planned(tmp_path: Path) -> None:
-    assert add_report_job(None, settings(tmp_path, ""), tmp_path / "x.db") is None
+    job = ReportJob(settings(tmp_path, ""), tmp_path / "x.db")
+    assert (job.due_s, job.cycle()) == (NEVER_S, CHECK_S)
+
+
+def test_a_clock_that_is_set_delays_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports are due each day at 06:00; the clock is set back by a day, forward by three."""
+    made = list[float]()
+    now = {"s": datetime(2026, 11, 18, 5, 59, tzinfo=UTC).timestamp()}
+    stated = settings(tmp_path, '[report]\ncron = "0 6 * * *"\ntimezone = "UTC"\n')
+    job = ReportJob(stated, tmp_path / "x.db", clock=lambda: now["s"])
+    monkeypatch.setattr(job, "make", lambda: made.append(now["s"]))
+    began_s = now["s"]
+    for passed_s, due_in_s in (
+        (0.0, CHECK_S), (50.0, 10.0), (10.0, CHECK_S), (-DAY_S - 65.0, CHECK_S), (65.0, CHECK_S),
+        (3 * DAY_S, CHECK_S), (60.0, CHECK_S),
+    ):  # fmt: skip
+        now["s"] += passed_s
+        assert job.cycle() == due_in_s
+    day_before = began_s - DAY_S + 60.0
+    assert made == [began_s + 60.0, day_before, day_before + 3 * DAY_S]
 
 
 @pytest.fixture
@@ -133,7 +150,7 @@ def web() -> Iterator[Taker]:
     taker.close()
 
 
-def test_a_scheduler_makes_it_keeps_it_and_sends_it(
+def test_a_report_is_made_kept_and_sent(
     made_store: Path, tmp_path: Path, mail: MailServer, web: Taker
 ) -> None:
     folder = tmp_path / "kept"
@@ -153,16 +170,11 @@ def test_a_scheduler_makes_it_keeps_it_and_sends_it(
         url = "{web.url}"
         """,
     )
-    scheduler: Any = BackgroundScheduler(timezone=UTC)
-    job = add_report_job(scheduler, stated, made_store, clock=lambda: TO_S)
-    assert job is not None
-    scheduler.start(paused=True)
-    planned = scheduler.get_job(JOB_ID)
-    assert planned.next_run_time.astimezone(BERLIN).strftime("%a %H:%M") == "Mon 06:00"
-    planned.modify(next_run_time=datetime.now(UTC))
-    scheduler.resume()
+    job = ReportJob(stated, made_store, clock=lambda: TO_S)
+    assert f"{datetime.fromtimestamp(job.due_s, BERLIN):%a %H:%M}" == "Mon 06:00"
+    job.due_s = TO_S
+    job.cycle()
     until(lambda: web.posts and mail.mails)
-    scheduler.shutdown(wait=True)
     page, data = folder / "report-2026-11-16-0100.html", folder / "report-2026-11-16-0100.json"
     assert json.loads(data.read_text())["schema"] == "kneewatch.report/1"
     assert "<html" in page.read_text()
@@ -179,7 +191,7 @@ def test_a_scheduler_makes_it_keeps_it_and_sends_it(
 
 def test_what_went_wrong_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = ReportJob(settings(tmp_path, ""), tmp_path / "none.db")
-    job()
+    job.make()
     assert "report failed" in caplog.text
     assert "none.db" in caplog.text
 
@@ -188,7 +200,7 @@ def test_one_that_takes_too_long_is_ended(
     made_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ReportJob(settings(tmp_path, ""), made_store, limit_s=0.05)
-    job()
+    job.make()
     assert "report timed out" in caplog.text
 
 
@@ -196,14 +208,14 @@ def test_the_end_does_not_wait_for_a_report(
     made_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ReportJob(settings(tmp_path, ""), made_store)
-    working = threading.Thread(target=job)
+    working = threading.Thread(target=job.make)
     with caplog.at_level(logging.INFO):
         working.start()
         time.sleep(0.2)
         job.stop()
         working.join(PATIENCE_S)
         assert not working.is_alive()
-        job()
+        job.make()
     assert not caplog.records, "what was stopped is no error, and nothing begins any more"
 
 
