@@ -68,29 +68,42 @@ for line in sys.stdin:
 """
 
 
+Estimate = tuple[float, float, float]
+
+
 def aiconfigurator_estimates(
     arguments: Sequence[Mapping[str, object]],
-) -> list[tuple[float, float, float] | None]:
+) -> list[Estimate | None]:
     """AIConfigurator's output tokens/s, TPOT and TTFT in seconds for each set of arguments of its
     `cli_estimate`; None where it does not support a model or has no measured tables for it.
 
     `config` among them is read where it has no configuration of its own. Empty where it cannot be
-    installed (0.9 GB).
+    installed (0.9 GB). It takes seconds for each, so they are kept beside it.
     """
     if _installed(AICONFIGURATOR) is None:
         return []
+    kept = ENVIRONMENT / "estimates.json"
+    known: dict[str, Estimate | None] = json.loads(kept.read_text()) if kept.exists() else {}
+    asked = [json.dumps(each, sort_keys=True) for each in arguments]
+    new = [each for each in dict.fromkeys(asked) if each not in known]
+    if new:
+        known.update(zip(new, _estimated(new), strict=False))
+        kept.write_text(json.dumps(known))
+    return [known.get(each) for each in asked]
+
+
+def _estimated(arguments: Sequence[str]) -> list[Estimate | None]:
+    """Its answers to lines of arguments."""
     finished = subprocess.run(
         [str(ENVIRONMENT / "bin" / "python"), "-W", "ignore", "-c", _ESTIMATE],
-        input="\n".join(map(json.dumps, arguments)),
+        input="\n".join(arguments),
         capture_output=True,
         text=True,
         check=False,
         timeout=1800,
     )
-    rows = [
-        json.loads(line) for line in finished.stdout.splitlines() if line.startswith(("[", "null"))
-    ]
-    return [row and tuple(row) for row in rows]
+    lines = finished.stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith(("[", "null"))]
 
 
 def doctor_checks(program: Path, capture: Path, page: int) -> list[str]:

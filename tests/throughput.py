@@ -29,7 +29,7 @@ from msgspec.structs import astuple, replace
 
 from kneewatch.diagnose.catalogue.gpu_specs import GIB, gpu
 from kneewatch.diagnose.catalogue.models import Model, model
-from kneewatch.diagnose.sizing.memory.launch import Launch
+from kneewatch.diagnose.sizing.memory.launch import Launch, parse_version
 from kneewatch.diagnose.sizing.memory.weights import Parallel
 from kneewatch.diagnose.sizing.speed.performance import Drafting, Load, performance, step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import (
@@ -130,9 +130,10 @@ def catalogue_model(name: str) -> Model:
 
 
 def launch(point: Point) -> Launch:
-    """The point's model, GPUs and split."""
+    """The point's model, GPUs, split and version; 0.11, as most have, where it is not stated."""
     split = Parallel(point.tensor_parallel, point.pipeline_parallel)
-    return Launch(catalogue_model(point.model), gpu(point.gpu), split)
+    version = parse_version(point.vllm_version or "0.11.0")
+    return Launch(catalogue_model(point.model), gpu(point.gpu), split, version=version)
 
 
 @cache

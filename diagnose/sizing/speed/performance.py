@@ -333,8 +333,10 @@ class ClosedLoop(Struct, frozen=True):
             if stages > 1:
                 filled_s = step.total_s(running, max(together, chunk * stages))
                 own_s = plain_s + prefill_factor * (filled_s - alone_s)
-            # A prompt waits for the end of the step that it arrives in: half of one in the mean.
-            arrival_s = self.request_s + turns * own_s + step_s / 2
+            # A prompt waits for the end of the step that it arrives in, half of one in the mean,
+            # and where the next is scheduled already for that.
+            waited = 0.5 + self.costs.steps_ahead * others_ratio
+            arrival_s = self.request_s + turns * own_s + waited * step_s
             decode_s = passes * step_s
             settled = places * decode_s / (arrival_s + decode_s)
             full, settled = settled > most, min(settled, most)

@@ -632,6 +632,8 @@ def test_no_family_of_models_is_beyond_two_fifths() -> None:
         (throughput_2026.GIVEN, (), {"output tokens/s": 0.75, "TPOT": 0.75, "TTFT": 0.75}),
         # Prompts of 1,024 tokens wait 40 to 140 ms that are not in the steps.
         (throughput_2026.PUBLIC, (), {"output tokens/s": 0.9, "TPOT": 0.85, "TTFT": 0.8}),
+        # L4 holds half of its peak at 72 W; prompts of Nemotron 3 wait longer for each other.
+        (throughput_2026.UNSEEN, (), {"output tokens/s": 0.66, "TPOT": 0.75, "TTFT": 0.75}),
         # Without the GPUs whose shares of peak only these points show.
         (
             throughput_2026.PUBLIC,
@@ -649,6 +651,24 @@ def test_benchmarks_of_2026(file: str, without: Sequence[str], shares: Mapping[s
         banded = [inside for row in judged if (inside := row.is_in_band(name)) is not None]
         most = 0.95 if file == throughput_2026.GIVEN else 1.0
         assert 0.85 * len(banded) <= sum(banded) <= most * len(banded), name
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "stages", "waited_steps"), [(1, 1, 0.0), (10, 1, 0.675), (10, 2, 0.0)]
+)
+def test_a_prompt_waits_for_the_step_that_is_scheduled_already(
+    concurrency: int, stages: int, waited_steps: float
+) -> None:
+    """From vLLM 0.14 on; none is while no other request runs."""
+    plain = Launch(model("Qwen/Qwen3-14B"), gpu("l40s"), parallel=Parallel(pipeline=stages))
+    load = Load(input_tokens=233, output_tokens=221, concurrency=concurrency, max_running=256)
+    before, since = (
+        closed_loop(costs(replace(plain, version=version)), load, DEFAULT).at(concurrency)
+        for version in ((0, 13, 0), (0, 14, 0))
+    )
+
+    waited_s = since.ttft_s - before.ttft_s
+    assert waited_s == pytest.approx(waited_steps * since.itl_s, rel=0.02, abs=1e-9)
 
 
 def test_requests_of_a_long_benchmark_fall_out_of_step() -> None:
