@@ -117,8 +117,8 @@ class KeptApart:
                 since_s.pop(family, None)
             elif family not in since_s and any(self._of_family(family, values)):
                 since_s[family] = now_s
-        if self._account.is_slow:
-            since_s.setdefault(ENGINE_SPEED, self._account.slow_since_s)
+        if self._account.is_kept_apart:
+            since_s.setdefault(ENGINE_SPEED, min(now_s, self._account.slow_since_s))
         else:
             since_s.pop(ENGINE_SPEED, None)
         if since_s and now_s - min(since_s.values()) >= self._after_s:

@@ -12,7 +12,7 @@ from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from kneewatch.collector.window import HALF_MS_S
 from kneewatch.diagnose.account_signals import (
@@ -37,7 +37,7 @@ from kneewatch.diagnose.account_signals import (
     WARM_UP_S,
     is_unchanged,
 )
-from kneewatch.diagnose.learned.pace import Pace, PaceState, Speed, StepLimits
+from kneewatch.diagnose.learned.pace import WIDE_FROM, Pace, PaceState, Speed, StepLimits
 from kneewatch.diagnose.learned.work import COUNT_MIN, FINISHED, GAPS, PREFILLS, DecodeStep, Work
 from kneewatch.diagnose.values import Signals, Values
 from kneewatch.rules.baseline import Samples
@@ -50,10 +50,7 @@ FACTORS = (DEMAND, PROMPTS, ANSWERS, HITS, DRAFTS)
 """The factors, beside the speeds, that a verdict names."""
 
 SAMPLE_S = 10.0
-"""A sample lasts so long, or as long as it takes to see `GAPS_MIN` tokens.
-
-These times do not depend on the window: how fast an engine changes does not either.
-"""
+"""A sample lasts so long, or as long as it takes to see `GAPS_MIN` tokens."""
 
 GAPS_MIN = 20.0
 
@@ -92,9 +89,8 @@ HITS_MIN = 0.02
 """A smaller share of cached prompt tokens counts as none."""
 
 USUAL_EVERY_S = 30.0
-"""Usual values of demand and work are medians of samples this far apart: of the newest two hours,
-as the baselines of latency, which must not change sooner or later than what explains it: they are
-learned together."""
+"""Usual values of demand and work are medians of samples this far apart, of the newest two hours.
+The baselines of latency, which they explain, are learned with them."""
 
 USUAL_SAMPLES_MIN = SLOW_SAMPLES = 3
 
@@ -114,15 +110,14 @@ HALF_STEP = 0.03
 
 
 class AccountState(Struct, frozen=True):
-    """What an account has learned, to be restored after a restart of the daemon.
-
-    `usual`: samples and value of each factor. `slow_since_s`: None while the speed is usual.
-    """
+    """What an account has learned, to be restored after a restart of the daemon. `usual`: samples
+    and value of each factor. `slow_since_s`, `slow`: None while the speed is usual."""
 
     steps: PaceState = PaceState()
     prefills: PaceState = PaceState()
     usual: Mapping[str, tuple[float, float]] = {}
     slow_since_s: float | None = None
+    slow: Speed | None = None
 
 
 class StepSample(NamedTuple):
@@ -138,12 +133,14 @@ class StepSample(NamedTuple):
         """Whether the step took longer than the most that it may take."""
         return self.limits is not None and self.step.took_s > self.limits.most_s
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether it shows that the engine is not slow."""
+        return self.limits is not None and self.limits.least_s >= LEARNED_FROM * self.step.took_s
+
 
 class Account:
-    """The account of one engine.
-
-    It survives a restart of the server: the new process is compared with the old one.
-    """
+    """The account of one engine; a new process of the server is compared with the old one."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, tuple[float, ...]] | None = None
@@ -170,13 +167,18 @@ class Account:
 
     def restarted(self) -> None:
         """Another process answers now, or the clock was set back."""
-        self._begun = None
+        self._begun = self._slow = None
         self._works.clear()
         self._pause()
 
     def _pause(self) -> None:
         self._recent.clear()
         self.values = NOTHING_KNOWN
+
+    @property
+    def is_kept_apart(self) -> bool:
+        """Whether steps are not learned, because they are slow or may be."""
+        return self.is_slow or bool(self._steps.unsure)
 
     def unknown(self, now_s: float) -> list[str]:
         """A line with what the account cannot tell about the speed; empty if there is none."""
@@ -258,7 +260,7 @@ class Account:
             self._recent.clear()  # answers of one token show no decode steps
             gap_s = None
         prefill, sample = self._prefill_speed(total, now_s, gap_s)
-        speed = self._held(self._ratios(), prefill, aged=now_s - self._began_s > SILENT_S)
+        speed = self._held(self._ratios(), aged=now_s - self._began_s > SILENT_S)
         if speed is not None and speed.ratio >= CHANGED_FROM:
             if self._is_full(now_s):
                 self._steps.forget()  # what was learned was not this engine's best
@@ -266,9 +268,14 @@ class Account:
         doubtful = any(each is not None and each.ratio < LEARNED_FROM for each in (speed, prefill))
         if self._recent:
             *_, step, limits = self._recent[-1]
-            is_usual = self._steps.may_learn(step.took_s, limits)
+            is_usual = self._slow is None and self._steps.may_learn(step.took_s, limits)
             if speed is not None and not is_usual and speed.ratio >= LEARNED_FROM:
                 speed = None  # a batch that slow steps enlarged may have hidden them
+            is_fast = all(each.is_fast for each in self._recent)
+            if speed is not None and (is_fast or self._is_slow_throughout()):
+                self._steps.judge_unsure(self._prefills.token_s, is_usual=is_fast)
+            elif quiet and speed is None and not is_usual and not self._recent[-1].is_slow:
+                self._steps.learn_unsure(step, now_s)
             doubtful = doubtful or (speed is None and not is_usual)
             quiet = quiet and is_usual and (speed is None or speed.ratio >= LEARNED_FROM)
             if quiet:
@@ -287,7 +294,7 @@ class Account:
         """Keep the sample's mean decode step, and how long it may take."""
         recent, step = self._recent, work.step
         limits = self._steps.limits(step, self._prefills.token_s)
-        if limits is not None:
+        if limits is not None and limits.most_s < WIDE_FROM * limits.least_s:
             self._steps.follow(limits.most_s / step.took_s)
         recent.append(StepSample(now_s, work, step, limits))
         while recent[0].t_s < now_s - KEPT_S:
@@ -325,32 +332,32 @@ class Account:
         took_s, least_s, most_s = map(sum, zip(*weighted, strict=True))
         return least_s / took_s, most_s / took_s, len(weighted)
 
-    def _held(
-        self, ratios: tuple[float, float, int] | None, prefill: Speed | None, *, aged: bool
-    ) -> Speed | None:
-        """The speed over the recent samples. Where its limits alone do not tell it: as that of
-        prefills or, while even the most that it may be is below 1, as it was when it was told best.
+    def _held(self, ratios: tuple[float, float, int] | None, *, aged: bool) -> Speed | None:
+        """The speed over the recent samples. Where its limits alone do not tell it: as it was when
+        it was told best, while nothing shows that this is over; unknown once its limits reach
+        further above 1 than below.
 
         Unknown if all requests are `aged` and steps take up to twice as long: contexts grow with
         each token.
         """
         if ratios is None:
-            self._slow = None
             return None
         least, most, samples = ratios
         speed, slow = self._steps.speed(least, most, samples), self._slow
-        hidden = most < 1.0 and (speed is None or speed.ratio < LEARNED_FROM)
-        if not hidden or (slow is not None and slow.ratio < least):
+        noise_from = LEARNED_FROM if most < min(LEARNED_FROM, WIDE_FROM * least) else inf
+        if slow and (least > slow.ratio or (speed and speed.ratio >= noise_from)):
             slow = None
         if aged and slow is None and AGED_FROM <= most < 1.0:
             return None
-        if speed is not None and speed.ratio < LEARNED_FROM:
-            if slow is None or speed.error <= slow.error or speed.is_below(slow):
-                slow = speed if self._is_slow_throughout() else slow
-        elif hidden and slow is None and prefill is not None:
-            slow = self._steps.speed_beside(least, most, samples, prefill)
+        if speed and speed.ratio < LEARNED_FROM and self._is_slow_throughout():
+            is_below = slow is not None and speed.ratio + speed.error / 2 < slow.ratio
+            slow = speed if slow is None or is_below or speed.error <= slow.error else slow
         self._slow = slow
-        return speed if slow is None else slow
+        if slow is None or slow is speed:
+            return speed
+        if least * most > 1.0:
+            return None
+        return replace(slow, error=max(slow.error, min(slow.ratio, (most - least) / 2)))
 
     def _is_slow_throughout(self) -> bool:
         """Whether each recent sample is slow: a single one may mix two loads."""
@@ -466,6 +473,7 @@ class Account:
 
     def accept(self) -> None:
         """Take the present speed and work as the usual ones."""
+        self._slow = None
         self._steps.forget()
         self._prefills.forget()
         self.accept_work()
@@ -486,12 +494,14 @@ class Account:
                 if len(usual)
             },
             None if self.slow_since_s == inf else self.slow_since_s,
+            self._slow,
         )
 
     def restore(self, state: AccountState) -> None:
         """Go on with what was learned before a restart of the daemon."""
         self._steps.restore(state.steps)
         self._prefills.restore(state.prefills)
+        self._slow = state.slow
         for key in self._usual.keys() & state.usual.keys():
             samples, value = state.usual[key]
             for _ in range(int(samples)):

@@ -1,17 +1,15 @@
 """The speed of an engine at equal work, from steps of quiet times. Pure.
 
-Speed is the time that this engine needs for a step of the same work, over the time that the step
-takes. No model of the engine is assumed. Three things hold for each healthy engine and limit how
-long a step of other work may take:
+Speed is the time that this engine needs for a step of the same work, over the time that it takes.
+Three things hold for each healthy engine and limit how long a step of other work may take:
 
 - A step with more work never takes less time.
 - The time never grows faster than the work: twice the batch takes at most twice as long.
-- One more sequence takes at most as long as a few prompt tokens, because a decode token needs the
-  same arithmetic as a prompt token. Its context takes time as well, but reading the whole KV cache
-  takes at most `READ_RATIO` times the step, so a small share of it explains little.
+- One more sequence takes at most as long as a few prompt tokens, which need the same arithmetic;
+  reading the whole KV cache for its context takes at most `READ_RATIO` times the step.
 
-So a batch that grew, which slow steps bring about by Little's law, excuses slow steps only as far
-as it can explain them. A load that was never seen makes the limits wide, and the speed unknown.
+So a batch that grew, which slow steps bring about by Little's law, excuses them only as far as it
+can explain them. A load that was never seen makes the limits wide, and the speed unknown.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ not become its own reference, and none is faster than it can be."""
 NOISE_WEIGHT, NOISE_MAX, FEW_DIFFERENCES = 4.0, 1.0, 6.0
 
 FASTER_WEIGHT = 1.22
-"""Weight of faster samples for the noise: slower ones count up to one deviation only. For normal
-noise, both together give its deviation."""
+"""Weight of faster samples for the noise, because slower ones count up to one deviation only."""
 
 BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
 """Speeds within this many standard deviations of quiet times count as unchanged; the share of the
@@ -58,14 +55,14 @@ KNOWN_UP_TO = 2.5
 """If the limits of a step's time are further apart than this ratio, and the time lies between
 them, the speed is unknown."""
 
+WIDE_FROM = 1.6
+"""If they are further apart than this ratio, a time near the longest may be that of slow steps."""
+
 SQRT_2 = sqrt(2.0)
 
 LINE_NOISE, LINE_BENDS = 0.03, 0.05
 """A reference is off the line by this share of its time, and by more for each doubling of the batch
 between it and the step."""
-
-MORE_FROM = 1.1
-"""From so many times the most tokens/s of quiet steps on, the load is larger than ever before."""
 
 LINE_FREE = 3.0
 """A line through references has so many free numbers."""
@@ -86,11 +83,6 @@ class Reference(Struct):
     samples: float
     seen_s: float
 
-    @property
-    def standing(self) -> tuple[float, float]:
-        """By which the least is forgotten: how many samples it stands on, then their age."""
-        return self.samples, self.seen_s
-
     def add(self, step: DecodeStep, now_s: float, slower_share: float) -> None:
         """Add a sample, with `slower_share` of its weight if it is slower."""
         self.samples = min(self.samples + 1.0, SAMPLES_KEPT)
@@ -109,12 +101,11 @@ class Reference(Struct):
         bends = LINE_NOISE + LINE_BENDS * abs(log2(self.size / step.size))
         return 1.0 / (self.took_s**2 * (noise**2 / self.samples + bends**2))
 
-    def limits(self, step: DecodeStep, token_s: float | None, noise: float) -> tuple[float, float]:
-        """The least and the most seconds that a step of this work may take, by this reference.
-
-        `token_s` is the time per computed prompt token; None if unknown. `noise` is that of a
-        sample.
-        """
+    def limits(
+        self, step: DecodeStep | Reference, token_s: float | None, noise: float
+    ) -> tuple[float, float]:
+        """The least and the most seconds that a step of this work may take, by this reference, with
+        `token_s` for a computed prompt token (None: unknown) and the `noise` of a sample."""
         own_s = self.took_s
         growth = step.size * own_s / (self.size * step.took_s) if step.took_s else 1.0
         size, more_read = step.size / self.size, READ_RATIO * (step.beside - self.beside)
@@ -138,6 +129,10 @@ class Reference(Struct):
         return least_s / few, most_s * few
 
 
+References = dict[tuple[int, int, int], Reference]
+"""References by their kind of steps."""
+
+
 class StepLimits(NamedTuple):
     """The least and the most seconds that a step may take, and the most that it usually takes."""
 
@@ -156,18 +151,12 @@ class PaceState(Struct, frozen=True):
 
 
 class Speed(Struct, frozen=True):
-    """Speed at equal work, 1 as in quiet times, and its error: half of the likely range.
-
-    `samples`: number of quiet samples that it stands on.
-    """
+    """Speed at equal work, 1 as in quiet times, its error (half of the likely range), and the
+    number of quiet samples that it stands on."""
 
     ratio: float
     error: float
     samples: int
-
-    def is_below(self, other: Speed) -> bool:
-        """Whether it is rather below the other speed than equal to it."""
-        return self.ratio + self.error / 2 < other.ratio
 
 
 class Noise:
@@ -197,7 +186,9 @@ class Pace:
 
     def __init__(self, *, first_samples: int, noise: float, creeps: bool = False) -> None:
         self._first_samples, self._creeps = first_samples, creeps
-        self._references: dict[tuple[int, int, int], Reference] = {}
+        self._references: References = {}
+        self.unsure: References = {}
+        """Samples that are neither learned nor dropped: it is unknown whether they are slow."""
         self._quiet_noise, self._changes = Noise(noise), Noise(noise)
         self._before: float | None = None
         self._unsettled: deque[tuple[float, DecodeStep, float | None]] = deque()
@@ -220,27 +211,20 @@ class Pace:
                 most_s = high_s
         if least_s > most_s:
             least_s = most_s = sqrt(least_s * most_s)
-        if not self._creeps or self._serves_more(step):
+        if not self._creeps:
             usual_s = most_s
-        elif 0.0 < KNOWN_UP_TO * least_s < most_s:
+        elif 0.0 < WIDE_FROM * least_s < most_s:
             usual_s = min(usual_s, sqrt(least_s * most_s))
+        for reference in self.unsure.values():
+            most_s = max(least_s, min(most_s, reference.limits(step, token_s, noise)[1]))
         return StepLimits(least_s, most_s, min(usual_s, most_s))
-
-    def _serves_more(self, step: DecodeStep) -> bool:
-        """Whether more tokens are generated or more prompt tokens are computed in a second than
-        ever before: a larger load, and not slower steps, brought the larger batch."""
-        references = self._references.values()
-        most = max(each.size / each.took_s for each in references)
-        prompts = max(each.prompt_tokens / each.took_s for each in references)
-        few_s = step.took_s * MORE_FROM
-        return step.size > few_s * most or step.prompt_tokens > few_s * prompts
 
     def _line_limits(self, step: DecodeStep) -> tuple[float, float, float]:
         """The least, the usual and the most seconds of a step by the line through the references:
         by what one more sequence and one more prompt token took this engine in quiet times.
 
-        Weighted least squares, with the line's error. The usual time is the most by the line as it
-        is; beyond the largest work seen it may be steeper.
+        Weighted least squares with the line's error; beyond the largest work seen, the most allows
+        for a steeper line.
         """
         kind, noise = key_of(step)[2], self._quiet_noise.deviation
         alike = [each for key, each in self._references.items() if key[2] == kind]
@@ -289,10 +273,7 @@ class Pace:
 
     @property
     def _noise(self) -> float:
-        """Standard deviation of a sample's speed (of its logarithm).
-
-        A machine whose speed wanders differs as much from sample to sample.
-        """
+        """Standard deviation of a sample's speed (of its logarithm), also if that wanders."""
         return max(self._quiet_noise.deviation, self._changes.deviation)
 
     def _noise_of(self, samples: int, range_: float) -> float:
@@ -302,21 +283,37 @@ class Pace:
         return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
 
     def may_learn(self, took_s: float, limits: StepLimits | None) -> bool:
-        """Whether a sample with these limits belongs to quiet times.
-
-        If its work was never seen, the most that it may take proves nothing: a batch that slow
-        steps enlarged has such limits, too.
-        """
+        """Whether a sample with these limits belongs to quiet times. The most that it may take
+        proves nothing: a batch that slow steps enlarged has such limits, too."""
         return limits is None or limits.usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
 
     def learn(self, step: DecodeStep, now_s: float, token_s: float | None = None) -> None:
-        """Add a sample of quiet times; it counts once it has settled. The first ones count at once.
-
-        `token_s`: the time per computed prompt token that a prefill shows.
-        """
+        """Add a sample of quiet times, with the time per computed prompt token that a prefill
+        shows. It counts once it has settled; the first ones count at once."""
         self._unsettled.append((now_s, step, token_s))
         if self.samples < self._first_samples:
             self.settle(now_s)
+
+    def learn_unsure(self, step: DecodeStep, now_s: float) -> None:
+        """Add a sample of work that was never seen. Slow steps may have brought it about: steps of
+        such work take no longer, but perhaps less."""
+        if (reference := self.unsure.get(key_of(step))) is not None:
+            reference.add(step, now_s, SLOWER_SHARE)
+        else:
+            _keep(self.unsure, Reference(*step, 1.0, now_s))
+
+    def judge_unsure(self, token_s: float | None, *, is_usual: bool) -> None:
+        """Learn or drop the unsure samples: it shows now whether the engine is as fast as ever.
+        Those that contradict what was learned mix two loads."""
+        learned, noise = [*self._references.values()], self._noise
+        unsure, self.unsure = self.unsure, {}
+        for each in unsure.values() if is_usual else ():
+            if all(
+                each.took_s <= other.limits(each, token_s, noise)[1]
+                and other.took_s >= each.limits(other, token_s, noise)[0]
+                for other in learned
+            ):
+                _keep(self._references, each)
 
     def settle(self, until_s: float) -> None:
         """Learn the samples up to this time: no trouble has followed them."""
@@ -345,14 +342,9 @@ class Pace:
     def _settle(self, step: DecodeStep, now_s: float) -> None:
         self.samples += 1
         self.since_s = min(self.since_s, now_s)
-        key = key_of(step)
-        reference = self._references.get(key)
+        reference = self._references.get(key_of(step))
         if reference is None:
-            if len(self._references) == REFERENCES_MAX:
-                # A night of few requests brings many kinds of steps: the day's must outlast it.
-                least = min(self._references.items(), key=lambda each: each[1].standing)
-                del self._references[least[0]]
-            self._references[key] = Reference(*step, 1.0, now_s)
+            _keep(self._references, Reference(*step, 1.0, now_s))
             return
         slower_by = log(step.took_s / reference.took_s)
         noise = self._quiet_noise
@@ -365,6 +357,7 @@ class Pace:
     def forget(self) -> None:
         """Start anew: what was learned no longer holds."""
         self._references.clear()
+        self.unsure.clear()
         self._unsettled.clear()
         self.samples, self.since_s = 0, inf
 
@@ -394,18 +387,14 @@ class Pace:
         error = max((most - least) / 2, ratio * noise)
         return Speed(ratio, min(error, ratio), self.samples)
 
-    def speed_beside(self, least: float, most: float, samples: int, other: Speed) -> Speed | None:
-        """The speed between two limits below 1 that `other` confirms, a speed of other steps of the
-        same engine; None unless both together are beyond the noise."""
-        if not 0.0 < other.ratio < 1.0:
-            return None
-        least = least or most / KNOWN_UP_TO
-        deviations = log(most) / self._noise_of(samples, most / least)
-        deviations += log(other.ratio) * other.ratio / other.error
-        if deviations > -BEYOND_NOISE * SQRT_2:
-            return None
-        ratio = min(most, max(least, other.ratio))
-        return Speed(ratio, min((most - least) / 2, ratio), self.samples)
+
+def _keep(references: References, reference: Reference) -> None:
+    """Add a reference. A night of few requests brings many kinds of steps: the day's must outlast
+    it, so those with the fewest samples are forgotten, then the oldest."""
+    if len(references) == REFERENCES_MAX:
+        least = min(references.items(), key=lambda item: (item[1].samples, item[1].seen_s))
+        del references[least[0]]
+    references.setdefault(key_of(reference), reference)
 
 
 def key_of(step: DecodeStep | Reference) -> tuple[int, int, int]:

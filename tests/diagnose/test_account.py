@@ -193,6 +193,40 @@ def test_a_batch_that_grew_as_much_as_its_steps_leaves_the_speed_unknown(
     assert not words_of(split).startswith("as usual")
 
 
+@pytest.mark.parametrize(("slower", "speed"), [(2.0, 0.5), (3.0, 0.35)])
+def test_a_restart_of_the_daemon_forgets_no_slow_speed(slower: float, speed: float) -> None:
+    """What is known of it outlives the daemon, also where the load is one that was never seen."""
+    served = (
+        Served().under(Load(per_s=0.3), MACHINE, QUIET_S).under(Load(per_s=0.3), slowed(slower))
+    )
+    state = served.account.state()
+    served.account = Account()
+    served.account.restore(state)
+    assert served.under(Load(per_s=2.0), slowed(slower), QUIET_S).speed == speed
+
+
+def test_steps_of_unseen_work_are_learned_once_the_engine_is_as_fast_as_ever() -> None:
+    pace = Pace(first_samples=1, noise=0.02, creeps=True)
+    for at in range(20):
+        pace.learn(DecodeStep(0.02, 1.0 + at % 3, 0.0, 5.0, 1.0), float(at))
+        pace.settle(inf)
+    busy = DecodeStep(0.045, 40.0, 0.05, 40.0, 1.0)
+    wide = pace.limits(busy, 0.0002)
+    assert wide is not None
+    assert wide.most_s > 2 * wide.least_s
+    for is_usual in (False, True):
+        pace.learn_unsure(busy, 30.0)
+        unsure = pace.limits(busy, 0.0002)
+        assert unsure is not None
+        assert unsure.least_s == wide.least_s
+        assert busy.took_s < unsure.most_s < wide.most_s
+        pace.judge_unsure(0.0002, is_usual=is_usual)
+        judged = pace.limits(busy, 0.0002)
+        assert judged is not None
+        assert (judged.least_s > 0.9 * busy.took_s) == is_usual
+        assert (judged.most_s < wide.most_s) == is_usual
+
+
 def test_a_closed_loop_is_told_from_an_open_one() -> None:
     for load, follows in ((Load(), False), (Load(callers=8.0), True)):
         served = Served().under(load, MACHINE, QUIET_S).under(load, slowed(3.0))

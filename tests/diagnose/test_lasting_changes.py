@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
+from kneewatch.diagnose.account_signals import SPEED
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
@@ -120,6 +121,60 @@ def test_a_load_that_returns_after_a_quiet_night_is_not_slow() -> None:
     for rate_per_s in (2.1, 0.1, 2.1, 4.2):
         engine.rate_per_s = rate_per_s
         assert all("slow_steps" not in each for each in names(engine.after(HOUR_S)))
+
+
+def speeds(verdicts: Iterator[Verdict]) -> list[float | None]:
+    """The speed of each verdict, once it is settled; None if the verdict says it is unknown."""
+    settled = list(verdicts)[round(SETTLED_S / SCRAPE_S) :]
+    for each in settled:
+        assert each.values[SPEED] is not None or any(SPEED in line for line in each.unknown)
+    return [each.values[SPEED] for each in settled]
+
+
+@pytest.mark.parametrize(("times", "load"), [(1.4, 10.0), (2.0, 5.0), (2.0, 10.0), (3.0, 5.0)])
+def test_a_slowdown_stays_told_at_a_load_that_was_never_seen(times: float, load: float) -> None:
+    engine = Watched(0.3)
+    list(engine.after(HOUR_S))
+    engine.slow(times)
+    assert all("slow_steps" in each for each in names(engine.after(900.0)))
+    engine.rate_per_s *= load
+    said = names(engine.after(HOUR_S))
+    assert sum("slow_steps" in each for each in said) >= 0.95 * len(said)
+    engine.slow(1.0)
+    assert all("slow_steps" not in each for each in names(engine.after(900.0)))
+
+
+def test_an_engine_that_slows_down_as_its_load_rises_has_no_known_speed() -> None:
+    engine = Watched(0.3)
+    list(engine.after(HOUR_S))
+    engine.slow(2.0)
+    engine.rate_per_s = 3.0
+    assert set(speeds(engine.after(HOUR_S))) == {None}
+    engine.rate_per_s = 0.3
+    assert all("slow_steps" in each for each in names(engine.after(900.0)))
+    engine.slow(1.0)
+    assert all("slow_steps" not in each for each in names(engine.after(900.0)))
+
+
+def test_an_unknown_speed_can_be_accepted() -> None:
+    engine = Watched(0.3)
+    list(engine.after(HOUR_S))
+    engine.slow(2.0)
+    engine.rate_per_s = 3.0
+    list(engine.after(HOUR_S))
+    (monitor,) = engine.stream.monitor.engines
+    assert "speed" in {each.family for each in monitor.judge.accept(START_S + engine.t_s, "wanted")}
+    assert None not in speeds(engine.after(900.0))
+
+
+@pytest.mark.parametrize("load", [2.0, 5.0, 10.0])
+def test_a_load_that_was_never_seen_is_not_slow(load: float) -> None:
+    engine = Watched(0.3)
+    list(engine.after(HOUR_S))
+    engine.rate_per_s *= load
+    assert all("slow_steps" not in each for each in names(engine.after(HOUR_S)))
+    later = speeds(engine.after(900.0))
+    assert later.count(1.0) >= 0.95 * len(later)
 
 
 def test_long_requests_that_no_longer_come_beside_short_ones_cut_nothing_short() -> None:
