@@ -386,7 +386,7 @@ class Account:
             most, least = limits.most_s / alone_s, limits.least_s / took_s
             if is_due:
                 self._prefills.follow(most)
-            speed = self._prefills.speed(least, most)
+            speed = self._prefills.speed(least, most) if total.prefilled else None
             may_learn = self._prefills.may_learn(alone_s, limits)
         if not (may_learn and is_due):
             return speed, None

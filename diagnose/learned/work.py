@@ -110,8 +110,10 @@ class Work(Struct, frozen=True):
     def prefill(self, step: DecodeStep, gap_s: float | None) -> DecodeStep | None:
         """The mean prefill beside such decode steps, of which the median takes `gap_s`; None if too
         few ended, or if it is unknown how long they wait for blocks."""
-        if self.prefills < COUNT_MIN or not self.prefilled or not self.prefills_s:
+        if self.prefills < COUNT_MIN or not self.prefills_s:
             return None
+        request_tokens = self.computed_tokens / max(1.0, self.first_tokens)
+        tokens = self.prefilled / self.prefills or request_tokens  # before vLLM 0.13
         least_s = self._least_prefill_s(gap_s)
         if self.preemptions:  # an evicted request's prefill lasts until it is admitted again
             alone_s = least_s
@@ -122,8 +124,8 @@ class Work(Struct, frozen=True):
             under_way = self.prefills_s / self.seconds
             took_s, each_s = self.prefills_s / self.prefills, self.seconds / self.prefills
             alone_s = max(least_s, min(each_s, took_s / sqrt(1 + under_way)))
-        tokens = self.prefilled / self.prefills
-        return DecodeStep(alone_s, step.size, 0.0, tokens, step.tokens) if alone_s else None
+        alone = DecodeStep(alone_s, step.size, 0.0, tokens, step.tokens)
+        return alone if alone_s and tokens else None
 
     def _least_prefill_s(self, gap_s: float | None) -> float:
         """The least time of a mean prefill, while prompts take most of the engine's time; 0

@@ -612,3 +612,11 @@ def test_prefills_beside_evictions_are_timed_by_their_tokens() -> None:
     assert prefill.took_s == pytest.approx((30.0 - 60 * 2 * 0.02) / 30)
     assert replace(FULL, step_tokens=50_600.0).prefill(FULL.step, 0.02) is None, "not counted again"
     assert FULL.prefill(FULL.step, 0.2) is None, "steps without prompts may take all of the time"
+
+
+def test_a_page_without_computed_tokens_tells_the_time_of_a_prompt_token() -> None:
+    """vLLM before 0.13 does not count what prefills computed."""
+    old = replace(FULL, preemptions=0.0, prefilled=0.0)
+    prefill = old.prefill(old.step, 0.02)
+    assert prefill is not None
+    assert prefill.prompt_tokens == 5000.0
