@@ -79,6 +79,8 @@ def checked_recommendation(recommendation: Advice, context: LeverContext) -> Adv
 def _starts(recommendation: Advice, server: Deployment) -> bool:
     """Whether vLLM would start with the changes, as far as the flags are known.
 
+    What contradicts without them is known wrongly: the server runs.
+
     Source: vllm/config/scheduler.py and vllm/config/lora.py of 0.32.
     """
     to = {change.flag: change.after for change in recommendation.changes}
@@ -90,15 +92,15 @@ def _starts(recommendation: Advice, server: Deployment) -> bool:
     chunks = server.chunks
     if "--no-enable-chunked-prefill" in to or "--enable-chunked-prefill" in to:
         chunks = True
-    budget, longest = value_after(STEP_TOKENS), value_after(LONGEST_TOKENS)
     rules = [
-        (budget, value_after(SEATS)),
-        (longest, value_after("--long-prefill-token-threshold")),
-        (value_after("--max-cpu-loras"), value_after(ADAPTER_SLOTS)),
+        (STEP_TOKENS, SEATS),
+        (LONGEST_TOKENS, "--long-prefill-token-threshold"),
+        ("--max-cpu-loras", ADAPTER_SLOTS),
     ]
     if chunks is False:
-        rules.append((budget, longest))
-    return all(most is None or least is None or most >= least for most, least in rules)
+        rules.append((STEP_TOKENS, LONGEST_TOKENS))
+    ends = [tuple(map(value_after, rule)) for rule in rules if not to.keys().isdisjoint(rule)]
+    return all(most is None or least is None or most >= least for most, least in ends)
 
 
 WORSE_RATIO = 1.25

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kneewatch.diagnose.deployment.deployment import Stated, deployment
-from kneewatch.diagnose.deployment.vllm_flags import supports_flag
+from kneewatch.diagnose.deployment.vllm_flags import CommandLine, supports_flag
 from kneewatch.diagnose.recommend.adviser import MOST, checked_recommendation
 from kneewatch.diagnose.recommend.context import LeverContext, advice
 from kneewatch.diagnose.recommend.demand import demand
@@ -154,3 +154,15 @@ def test_a_label_on_the_page_vouches_for_its_flag() -> None:
     config = {"kv_offloading_size": "None"}
     assert supports_flag("--kv-offloading-size", version=None, config=config)
     assert not supports_flag("--kv-offloading-size", version=None, config={})
+
+
+def test_flags_that_contradict_already_hold_up_no_other_change() -> None:
+    """The server runs, so what is known of its flags is wrong; the change must still start."""
+    line = CommandLine("m", {"--max-num-batched-tokens": "512", "--max-num-seqs": "1024"})
+    context = lever_context(stated=replace(LLAMA, command_line=line))
+    off = ("--no-enable-prefix-caching", True, None)
+    caching, more = (
+        advice(context, "x", [change], "s") for change in (off, ("--max-num-seqs", 1024, 2048))
+    )
+    assert checked_recommendation(caching, context) is not None
+    assert checked_recommendation(more, context) is None
