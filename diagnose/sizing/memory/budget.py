@@ -267,9 +267,10 @@ def memory(launch: Launch) -> Memory:
     if launch.available_kv_bytes is not None:
         available = Range(*[launch.available_kv_bytes] * 3)
     else:
+        scheme = launch.scheme
         if weights_bytes is None:
             vendor = launch.gpu.vendor if launch.gpu is not None else "nvidia"
-            weights = weights_per_gpu(launch.model, launch.scheme, parallel, vendor=vendor)
+            weights = weights_per_gpu(launch.model, scheme, parallel, vendor=vendor)
             weights_bytes = max(sum(weights.values()) - launch.cpu_offload_bytes, 0.0)
         if launch.gpu is None:
             raise SizingError(
@@ -281,16 +282,13 @@ def memory(launch: Launch) -> Memory:
         copied_bytes = second_copy_ratio(launch) * weights_bytes
         spared_bytes = 0.0
         if weights is not None:
-            doubt_bytes = weights_bytes * (
-                _NVFP4_RATIO if launch.scheme.compute == "fp4" else _WEIGHTS_RATIO
-            )
+            doubt_ratio = _NVFP4_RATIO if scheme.compute == "fp4" else _WEIGHTS_RATIO
+            doubt_bytes = doubt_ratio * weights_bytes
             copied_bytes, spared_bytes = copied_bytes + doubt_bytes, doubt_bytes
-        if weights is not None and launch.scheme.id == "nvfp4":
+        if weights is not None and scheme.id == "nvfp4":
             copied_bytes += (_MIXED_PRECISION_RATIO - _NVFP4_RATIO) * weights_bytes
-            attention_bits = launch.scheme.attention_bits_of(
-                mixture=bool(launch.model.experts.count)
-            )
-            spared_bytes += weights[ATTENTION] * (1 - launch.scheme.linear_bits / attention_bits)
+            attention_bits = scheme.attention_bits_of(mixture=bool(launch.model.experts.count))
+            spared_bytes += weights[ATTENTION] * (1 - scheme.linear_bits / attention_bits)
         available = Range(
             *(
                 compiled(AVAILABLE)(*fixed, taken_bytes)

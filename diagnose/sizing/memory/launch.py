@@ -348,8 +348,9 @@ class Launch(Struct, frozen=True):
     @property
     def seqs(self) -> int:
         """The largest number of running requests (max_num_seqs)."""
-        own = self.defaults.max_num_seqs if self.slack is None else self.slack.seqs
-        return self.max_num_seqs or own
+        if self.max_num_seqs:
+            return self.max_num_seqs
+        return self.defaults.max_num_seqs if self.slack is None else self.slack.seqs
 
     @property
     def batched_tokens(self) -> int:
