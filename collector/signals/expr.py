@@ -403,13 +403,19 @@ class Quantile(OfMetric, frozen=True):
 
 
 class ShareAtMost(OfMetric, frozen=True):
-    """Share of a histogram's observations up to a bucket bound."""
+    """Share of a histogram's observations up to a bound, or up to the next bucket bound below."""
 
     bound: float
 
     def bind(self, page_columns: Columns) -> Value:
-        bound = self.bound
-        return of_buckets(self.metric, lambda buckets: buckets.share_at_most(bound))
+        bounds = page_columns.buckets_of(self.metric).bounds
+        bound = next((own for own in reversed(bounds) if own <= self.bound), inf)
+
+        def share(buckets: Buckets) -> float | None:
+            # A bucket that was just added has no rate: one below would count too few.
+            return buckets.share_at_most(bound) if bound in buckets.bounds[:-1] else None
+
+        return of_buckets(self.metric, share)
 
 
 def number_of_current(

@@ -31,7 +31,7 @@ LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
     "finished_reason": ("stop", "length", "abort", "error", "repetition"),
     "source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
     "position": tuple(str(position) for position in range(8)),
-    "stage": ("waiting_to_start", "in_progress", "completed_waiting"),
+    "stage": ("waiting_to_start", "in_progress", "completed_waiting", "handover"),
     "transfer_type": ("GPU_to_CPU", "CPU_to_GPU"),
     "max_lora": ("2",),
     "running_lora_adapters": ("", "a0", "a1"),

@@ -75,6 +75,8 @@ FEW_HITS = replace(
     quiet={**CHURN.quiet, "prefix_hit_ratio": 0.9, "prefix_query_per_s": 400.0},
 )
 HEADS_ALONE = {"prefill_hit_share": 0.05, "prefill_miss_share": 0.6}
+THREE_TIMES = {"prefix_query_per_s": 1200.0, "arrival_per_s": 6.0, "completed_per_s": 6.0}
+"""Three times as many requests of the same length."""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ HEADS_ALONE = {"prefill_hit_share": 0.05, "prefill_miss_share": 0.6}
             id="nothing ever hit nearly whole",
         ),
         pytest.param(
-            FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0),
+            FEW_HITS.but(**HEADS_ALONE, **THREE_TIMES),
             "prefix_churn",
             id="three times the tokens are looked up",
         ),
@@ -109,7 +111,7 @@ HEADS_ALONE = {"prefill_hit_share": 0.05, "prefill_miss_share": 0.6}
             id="blocks are reused as late as they are evicted",
         ),
         pytest.param(
-            FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0, kv_capacity_tokens=1e6),
+            FEW_HITS.but(**HEADS_ALONE, **THREE_TIMES, kv_capacity_tokens=1e6),
             "prefix_reuse_lost",
             id="blocks last for minutes",
         ),
@@ -119,6 +121,12 @@ def test_a_changed_prompt_hits_its_head_and_an_evicted_one_nothing(
     situation: Situation, cause_id: str
 ) -> None:
     assert {"prefix_reuse_lost", "prefix_churn"} & set(situation.causes()) == {cause_id}
+
+
+def test_longer_prompts_of_another_caller_are_no_lost_prefix() -> None:
+    longer = CHURN.but(prefix_query_per_s=1200.0, prefix_hit_ratio=0.1, prefix_hit_tokens_mean=60.0)
+    for situation in (longer, longer.but(kv_capacity_tokens=1e6)):
+        assert {"prefix_reuse_lost", "prefix_churn"}.isdisjoint(situation.causes())
 
 
 def test_prompts_that_are_broken_for_less_than_a_window_are_no_churn_afterwards() -> None:
@@ -135,7 +143,7 @@ def test_what_tells_a_changed_prompt_from_an_evicted_tail_is_said() -> None:
     assert "requests hit their first 40 tokens, each about as many: prompts differ behind them" in [
         piece.text for piece in changed.evidence
     ]
-    evicted = cause(FEW_HITS.but(**HEADS_ALONE, prefix_query_per_s=1200.0), "prefix_churn")
+    evicted = cause(FEW_HITS.but(**HEADS_ALONE, **THREE_TIMES), "prefix_churn")
     assert evicted.evidence[-1].text.startswith("1,200 prompt tokens/s are looked up, 400 in quiet")
 
 
