@@ -261,11 +261,11 @@ class AlertState:
             active = ActiveProblem(problem.severity, problem.stage, problem.since_s)
             self._keep(key, active)
         active.gone_s, active.gone_scrapes, active.restored = None, 0, False
-        is_first, active.newest = active.newest is None, problem
+        last, active.newest = active.newest, problem
         if active.shown_s is None:
             active.severity = max(problem.severity, active.severity)
             active.stage = max(problem.stage, active.stage)
-            if _develops(active, problem, is_first=is_first):
+            if _develops(active, problem, last):
                 return None
             return _shown(active, problem)
         if problem.is_ending:
@@ -363,12 +363,17 @@ def _advised_before(active: ActiveProblem) -> str:
     return active.advised_last if active.advised_last != active.advised else ""
 
 
-def _develops(active: ActiveProblem, problem: Event, *, is_first: bool) -> bool:
+def _develops(active: ActiveProblem, problem: Event, last: Event | None) -> bool:
     """Whether a problem is new, and its severity or name may still change, or it is ending before
-    a message was due. `is_first`: no scrape before has shown it."""
-    is_new = is_first or 0 <= problem.t_s - active.since_s < DEVELOPS_S
-    may_pass = active.severity < Severity.CRITICAL and problem.key.id in DEVELOPING
-    return may_pass and (is_new or problem.is_ending)
+    a message was due. `last` is the problem when it was last looked at; None at first."""
+    if active.severity >= Severity.CRITICAL or problem.key.id not in DEVELOPING:
+        return False
+    if last is None or 0 <= problem.t_s - active.since_s < DEVELOPS_S:
+        return True
+    # Between two looks at a fleet are many scrapes. A problem that one of them showed comes and
+    # goes, as preemptions do: it is not over because the newest one does not show it.
+    seen_s = problem.cause.seen_s if problem.cause else None
+    return problem.is_ending and (seen_s is None or seen_s <= last.t_s)
 
 
 def _is_as_before(active: ActiveProblem, problem: Event) -> bool:

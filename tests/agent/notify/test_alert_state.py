@@ -394,3 +394,12 @@ def test_a_warning_that_ends_before_its_message_is_due_sends_none(who: Receiver)
     assert told(ledger, begun, state(ending, after_s=60), state(ending, after_s=90)) == []
     again = slow(Severity.WARNING, 0.08, seen_s=NOW_S + 105)
     assert told(ledger, state(again, after_s=105)) == [("began", "bad_node")]
+
+
+def test_a_warning_that_comes_and_goes_between_two_looks_is_sent(who: Receiver) -> None:
+    """A fleet is looked at once a minute, and scraped four times as often."""
+    paused = slow(Severity.WARNING, 0.08, seen_s=NOW_S + 45)
+    begun = state(slow(Severity.WARNING, 0.08, seen_s=NOW_S + 15), after_s=15)
+    assert told(AlertState(who), begun, state(paused, after_s=75)) == [("began", "bad_node")]
+    over = slow(Severity.WARNING, 0.08, seen_s=NOW_S + 15)
+    assert told(AlertState(who), begun, state(over, after_s=75)) == []

@@ -241,7 +241,8 @@ def test_a_daemon_without_targets_of_its_own_reports_its_fleet(
         clock=lambda: END_S + 1799.0,
         fleet=(url_of(prometheus), 'namespace="prod"'),
     )
-    job()
+    job.due_s = END_S + 1799.0
+    job.cycle()
     (page,) = (tmp_path / "reports").glob("report-*.json")
     report = json.loads(page.read_text())
     assert report["filters"] == ['selector namespace="prod"']
