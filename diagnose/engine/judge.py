@@ -296,7 +296,7 @@ class Judge:
                 targets, proposed, has_baseline=facts.baseline.get("ttft_p99_s") is not None
             ),
             proposed=proposed_document(proposed),
-            recommendations=self._advised(facts, causes) if causes else (),
+            recommendations=self._advised(facts, causes),
             server=None if self._server is None else self._server.at(t_s),
         )
         self._newest_read = self._spelled(verdict)
@@ -506,6 +506,8 @@ class Judge:
         if self._new_adviser is None:
             return ()
         if self._adviser is None:
+            if not causes and not facts.get("waiting"):
+                return ()
             self._adviser = self._new_adviser(self._stated)
         self._adviser.weekly_peak_requests = self.weekly_peak_requests
         return self._adviser.advise(facts, causes, self.learned.curve)

@@ -30,7 +30,7 @@ from kneewatch.diagnose.recommend import (
     levers_speculation,
 )
 from kneewatch.diagnose.recommend.advice import REPLICAS, Advice, FlagChange
-from kneewatch.diagnose.recommend.context import KV_AHEAD, Lever, LeverContext, shown
+from kneewatch.diagnose.recommend.context import KV_AHEAD, MOVED, Lever, LeverContext, shown
 from kneewatch.diagnose.recommend.demand import (
     KV_TARGET_RATIO,
     QueueHistory,
@@ -357,14 +357,15 @@ def recommend(
     incidents: dict[str, HeldAdvice] | None = None,
     *,
     trend: QueueTrend | None = None,
+    anew: bool = False,
     weekly_peak_requests: float | None = None,
     curve: CurveLearner | None = None,
 ) -> list[Advice]:
     """Recommendations against these causes (ids), in the order of the causes, best first.
 
     A lever that helps against two causes is listed under the first. `incidents` has what is held
-    against each cause, and is brought up to date. Fewer replicas are recommended only if
-    `weekly_peak_requests` is known.
+    against each cause, and is brought up to date; `anew`: sizes are not held to it. Fewer replicas
+    are recommended only if `weekly_peak_requests` is known.
     """
     incidents = {} if incidents is None else incidents
     if not sum(map(abs, filter(None, facts.values.values()))) < LARGEST_VALUE:
@@ -379,23 +380,32 @@ def recommend(
     chosen: dict[frozenset[str], Advice] = {}
     for cause in causes:
         incident = incidents.setdefault(cause, HeldAdvice(whole_s=facts.now_s + facts.window_s))
+        asked = ahead(demand_now, facts.values) if cause == KV_AHEAD else demand_now
+        held, sized = {} if anew else incident.values, asked
+        if incident.misjudges(asked):
+            # The first size for the arrivals is held, also where their rate was measured too low.
+            held, sized = {}, replace(asked, requests=asked.requests * MOVED)
         context = LeverContext(
             cause,
             facts,
             server,
-            ahead(demand_now, facts.values) if cause == KV_AHEAD else demand_now,
+            sized,
             weekly_peak_requests=weekly_peak_requests,
             curve=curve,
-            held=incident.values,
+            held=held,
             pinned=pinned,
         )
         offered = (LEVERS[name](context) for name in BY_ID[cause].levers)
         checked = (checked_recommendation(each, context) for each in offered if each is not None)
-        incident.take([each for each in checked if each is not None], context.demand, facts.now_s)
+        incident.take([each for each in checked if each is not None], asked, facts.now_s)
         others = [each for each in incident.recommendations if subject(each) not in chosen]
         ranked = ranked_recommendations(others, context)[:MOST]
         chosen.update({subject(each): each for each in ranked})
     return [with_command(each, server.stated, facts.values) for each in chosen.values()]
+
+
+APART_WINDOWS = 5.0
+"""A cause that is back within so many windows is of the same incident: load comes in waves."""
 
 
 class Adviser:
@@ -414,10 +424,10 @@ class Adviser:
         self._config: Mapping[str, str] | None = None
         self._server = Deployment(stated=self._stated)
         self._causes: tuple[str, ...] = ()
-        self._computed_s = float("-inf")
+        self._computed_s = self._window_s = self._advised_s = float("-inf")
         self._recommendations: tuple[Advice, ...] = ()
         self._incidents: dict[str, HeldAdvice] = {}
-        self._queue = QueueHistory()
+        self._queue, self._learned = QueueHistory(), frozenset[str]()
         self._restarted = False
 
     def set_stated(self, stated: StatedServer) -> None:
@@ -438,6 +448,7 @@ class Adviser:
 
     def _end_incidents(self) -> None:
         self._causes, self._recommendations = (), ()
+        self._learned = frozenset[str]()
         self._incidents.clear()
 
     def advise(
@@ -457,15 +468,20 @@ class Adviser:
                 if _has_advice(cause, causes, facts) and not (stalled and BY_ID[cause.id].capacity)
             ]
         )
-        was_short = not self._queue.spans(facts.window_s)
         self._queue.add(facts.now_s, facts.values, facts.window_s, is_incident=bool(cause_ids))
+        # Until a whole window was watched, each scrape tells clearly more.
+        grows = facts.window_s > self._window_s and facts.observed_s <= facts.window_s
+        self._window_s = facts.window_s
         if not cause_ids:
-            if self._causes:
+            if self._causes and facts.now_s - self._advised_s > APART_WINDOWS * facts.window_s:
                 self._end_incidents()
             return ()
-        trend_is_new = was_short and self._queue.spans(facts.window_s)
-        if any(each.id == SEATS_UP and not each.changes for each in self._recommendations):
-            trend_is_new |= self._queue.measures(facts.window_s)
+        self._advised_s = facts.now_s
+        # Each is news once in an incident, though it may hold only now and then.
+        trend = self._queue.trend(facts.values, facts.window_s)
+        loop = "closed" if trend.is_closed else "open" if trend.callers is None else "unknown"
+        learned = self._learned.union({loop}, {"measured"} if trend.is_measured else ())
+        knows_more, self._learned = learned != self._learned, learned
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)
@@ -473,7 +489,7 @@ class Adviser:
         elif (
             cause_ids == self._causes
             and facts.now_s - self._computed_s < facts.window_s
-            and not trend_is_new
+            and not (knows_more or grows)
         ):
             return self._recommendations
         self._causes, self._computed_s = cause_ids, facts.now_s
@@ -482,7 +498,8 @@ class Adviser:
             cause_ids,
             self._server,
             self._incidents,
-            trend=self._queue.trend(facts.values, facts.window_s),
+            trend=trend,
+            anew=grows,
             weekly_peak_requests=self.weekly_peak_requests,
             curve=curve,
         )

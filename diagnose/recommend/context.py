@@ -126,6 +126,21 @@ def seats_held(context: LeverContext, *, usage_ratio: float = KV_TARGET_RATIO) -
     return context.demand.most_requests(capacity, usage_ratio=usage_ratio)
 
 
+def in_flight(demand: Demand) -> dict[str, float]:
+    """The number in `maybe_closed_words`."""
+    return {"in_flight": demand.callers} if demand.callers and demand.may_be_callers else {}
+
+
+def maybe_closed_words(demand: Demand, *, holds: float = inf) -> str:
+    """A sentence about a size that serves both a closed loop and other loads, as far as it holds
+    the requests in flight; empty if it is known which of them it is."""
+    if demand.callers is None or not demand.may_be_callers:
+        return ""
+    requests = plural(round(demand.callers), "request")
+    part = "all" if holds >= demand.callers else f"{holds:.0f} of"
+    return f" Sized for {part} {requests} in flight: whether clients wait for them is not measured."
+
+
 def rounded_down(count: float) -> int:
     """The next round number at or below: whole numbers up to 16, then eighths of powers of two."""
     return _rounded(count, floor)
@@ -195,7 +210,7 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
     if "itl_s" not in predicted:
         return ""
     if own_steps is not None:
-        age_s, pace = own_steps["age_s"], own_steps["pace_ratio"]
+        pace = own_steps["pace_ratio"]
         changed = (
             f" Steps of the same batch now take {about(pace)}x the time that they took in those "
             "windows, and the prediction assumes that they keep this pace."
@@ -210,8 +225,8 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         return (
             " Speed predicted from this server's own step times: "
             f"{own_steps['windows']:.0f} windows with {own_steps['least_running']:.0f} to "
-            f"{own_steps['most_running']:.0f} running requests, the oldest from {span(age_s)} "
-            f"ago, median error {percent(own_steps['error_ratio'])}.{changed}"
+            f"{own_steps['most_running']:.0f} running requests, median error "
+            f"{percent(own_steps['error_ratio'])}.{changed}"
         )
     if factors is None:
         return ""

@@ -45,6 +45,14 @@ TREND_WINDOWS, TREND_S = 4.0, 120.0
 PARTS = 4
 WINDOW_SEEN = 0.99
 
+GROWTH_DEVIATIONS, GROWTH_SERVED = 2.0, 25.0
+"""Requests arrive on their own where those in flight grow by so many standard deviations of the
+requests served, of at least so many served: clients of a loop are on their way now and then. That
+they become fewer shows nothing: clients may leave."""
+
+RISEN_RATIO = 1.25
+"""More requests than the mean of the window by this ratio are no noise."""
+
 CHANCE = 0.01
 """Independent arrivals keep as few more or fewer in flight at most so often: below, the loop is
 closed."""
@@ -58,12 +66,13 @@ class QueueTrend(Struct, frozen=True):
     """How the requests in flight change.
 
     `growth_per_s` is arrivals minus completions. `callers`: the clients that each send the next
-    request once the last one is answered (a closed loop); None if requests arrive on their own, or
-    if that is unknown. `is_measured`: rates of a window are those of the queue.
+    request once the last one is answered (a closed loop), `is_closed`, or may do so; None if
+    requests arrive on their own. `is_measured`: rates of a window are those of the queue.
     """
 
     growth_per_s: float
     callers: float | None = None
+    is_closed: bool = False
     is_measured: bool = True
 
 
@@ -76,6 +85,7 @@ class QueueHistory:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, bool]] = deque()
         self._last_s = -inf
+        self._is_open = False
 
     def spans(self, window_s: float) -> bool:
         """Whether it has about a window: scrapes are not exactly at its ends."""
@@ -93,6 +103,7 @@ class QueueHistory:
     def forget(self) -> None:
         """Start anew with the next incident or queue."""
         self._seen.clear()
+        self._is_open = False
 
     def add(
         self,
@@ -107,7 +118,7 @@ class QueueHistory:
         if waiting >= 1 or is_incident:
             self._last_s = now_s
         elif now_s - self._last_s > window_s:
-            seen.clear()
+            self.forget()
             return
         seen.append((now_s, (values.get("running") or 0.0) + waiting, waiting >= 1))
         while now_s - seen[0][0] > max(TREND_WINDOWS * window_s, TREND_S):
@@ -120,13 +131,27 @@ class QueueHistory:
         no more than the served rate, because a burst looks the same.
         """
         served_per_s = _served_per_s(values)
+        growth_per_s, is_measured = self._growth_per_s(), True
+        grows = self._grows(growth_per_s, served_per_s)
         if not self.spans(window_s):
-            slope = values.get("waiting_slope_per_s") or 0.0
-            return QueueTrend(min(slope, served_per_s), is_measured=self.measures(window_s))
-        return QueueTrend(self._growth_per_s(), self._callers(served_per_s, window_s))
+            growth_per_s = min(values.get("waiting_slope_per_s") or 0.0, served_per_s)
+            is_measured = self.measures(window_s)
+        callers = self._callers(served_per_s, window_s)
+        is_closed = callers is not None
+        self._is_open = not is_closed and (self._is_open or grows)
+        if not is_closed and not self._is_open:
+            since_s = self._seen[-1][0] - window_s
+            callers = max(requests for t_s, requests, _ in self._seen if t_s >= since_s)
+        return QueueTrend(growth_per_s, callers, is_closed, is_measured)
+
+    def _grows(self, growth_per_s: float, served_per_s: float) -> bool:
+        """Whether more requests arrive than are served, beyond doubt."""
+        seen_s = self._seen[-1][0] - self._seen[0][0]
+        served = max(GROWTH_SERVED, served_per_s * seen_s)
+        return growth_per_s * seen_s > GROWTH_DEVIATIONS * sqrt(served)
 
     def _growth_per_s(self) -> float:
-        """The median growth of equal parts: a burst shows in one of them only."""
+        """The median growth of equal parts: a burst shows in one of them only; 0 at one scrape."""
         first_s, last_s = self._seen[0][0], self._seen[-1][0]
         ends = [self._seen[0]]
         for part in range(1, PARTS + 1):
@@ -134,9 +159,8 @@ class QueueHistory:
             end = next(each for each in self._seen if each[0] >= until_s - 1e-6)
             if end[0] > ends[-1][0]:
                 ends.append(end)
-        return median(
-            (then[1] - before[1]) / (then[0] - before[0]) for before, then in pairwise(ends)
-        )
+        parts = [(then[1] - before[1]) / (then[0] - before[0]) for before, then in pairwise(ends)]
+        return median(parts or [0.0])
 
     def _callers(self, served_per_s: float, window_s: float) -> float | None:
         now_s, requests, _ = self._seen[-1]
@@ -168,7 +192,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     - `mean_requests`: their mean over the window; mean latencies are for these.
     - `in_flight`: the mean number of requests that run or wait for capacity.
     - `deferred`: the mean number of requests that wait for something else, such as an adapter.
-    - `callers`: the clients of a closed loop; None otherwise.
+    - `callers`: the clients of a closed loop (`is_closed`), or of what may be one; None where
+      requests arrive on their own.
     - `held_tokens`: mean KV cache of a running request in tokens; None if unknown.
     - `spread_tokens`: its standard deviation: requests grow while they run, and lengths differ.
     - `prompts_vary`, `outputs_vary`: the squared coefficient of variation of their lengths.
@@ -195,9 +220,16 @@ class Demand(Struct, frozen=True, kw_only=True):
     in_flight: float = 0.0
     deferred: float = 0.0
     callers: float | None = None
+    is_closed: bool = False
     repeats: bool = False
     proven_per_s: float = 0.0
     is_measured: bool = True
+
+    @property
+    def may_be_callers(self) -> bool:
+        """Whether a closed loop can be told neither from a backlog nor from requests on their
+        own."""
+        return self.callers is not None and not self.is_closed
 
     @property
     def tokens(self) -> float | None:
@@ -261,18 +293,23 @@ def demand(
     in_flight = max(now, mean, get("running_max"))
     in_flight_mean = min(in_flight, max(mean, by_little) or now)
     growth_per_s = get("waiting_slope_per_s") if trend is None else trend.growth_per_s
-    callers = None if trend is None or waiting < 1 else trend.callers
     grows = growth_per_s if abs(growth_per_s) > GROWS_FROM_PER_S else 0.0
+    callers = None
+    if waiting >= 1:
+        # One window alone may be that of a closed loop, unless the queue grows or shrinks.
+        at_most = (None if grows else in_flight) if trend is None else trend.callers
+        callers = at_most and max(at_most, in_flight)
     arrival = max(0.0, served + grows)
     proven = max(served, _before_preemption_per_s(values, arrival))
     if repeats := (calls := max(get("accepted_per_s"), finished)) > GIVEN_UP_FROM * served:
         arrival = max(arrival, calls)
     # Without them, nobody knows how many requests of which length share the cache.
     is_shown = values.get("running") is not None or values.get("running_avg") is not None
-    requests, requests_mean = in_flight, in_flight_mean
-    # One window alone may be that of a closed loop, unless the queue grows or shrinks.
-    is_open = grows != 0.0 if trend is None else callers is None
-    if is_open and waiting >= 1:
+    requests, requests_mean = callers or in_flight, in_flight_mean
+    if callers is not None:
+        # While callers become more, the window's mean lies behind.
+        requests_mean = now if now > RISEN_RATIO * in_flight_mean else in_flight_mean
+    elif waiting >= 1:
         # They run for as long as those that are served now, or were before preemption. Where none
         # is served, that is unknown, and the backlog is no measure of it.
         times = max(1.0, arrival / proven) if proven else 1.0
@@ -297,6 +334,7 @@ def demand(
         in_flight=in_flight_mean,
         deferred=deferred,
         callers=callers,
+        is_closed=callers is not None and trend is not None and trend.is_closed,
         repeats=repeats,
         proven_per_s=proven,
         is_measured=trend is None or trend.is_measured,

@@ -18,6 +18,8 @@ from kneewatch.diagnose.recommend.context import (
     SETTLE_WORDS,
     LeverContext,
     advice,
+    in_flight,
+    maybe_closed_words,
     rounded_up,
 )
 from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
@@ -108,7 +110,7 @@ def _unfixed(
         context,
         lever_id,
         [change],
-        f"{words} {times:.1f}x as many tokens.",
+        f"{words} {times:.1f}x as many tokens.{maybe_closed_words(context.demand)}",
         After(capacity_tokens=capacity * times),
         checks=checks,
         risk=risk,
@@ -132,7 +134,7 @@ def _larger(
         lever_id,
         changes,
         summary,
-        before=present(context),
+        before={**present(context), **in_flight(context.demand)},
         predicted=numbers,
         checks=checks,
         risk=risk,

@@ -22,6 +22,8 @@ from kneewatch.diagnose.recommend.context import (
     SETTLE_WORDS,
     LeverContext,
     advice,
+    in_flight,
+    maybe_closed_words,
     rounded_down,
     rounded_up,
     seats_held,
@@ -140,12 +142,10 @@ def more_seqs(context: LeverContext) -> Advice | None:
     if demand.repeats:
         return _seats_for_repeated_calls(context, now, limit)
     running = running_at_arrivals(context, most=limit)
-    # The queue of callers, who send again when answered, neither grows nor shrinks.
-    may_be_closed = demand.arrival_per_s == demand.served_per_s
-    callers = demand.callers or (demand.in_flight if may_be_closed else 0.0)
-    limit = min(limit, max(SEATS_GROWTH * now, demand.callers or 0.0))
+    callers = demand.callers or 0.0
+    limit = min(limit, max(SEATS_GROWTH * now, demand.is_closed * callers))
     wanted, least = (
-        max(callers, 0.0 if demand.callers else with_bursts(running, deviations))
+        max(callers, 0.0 if demand.is_closed else with_bursts(running, deviations))
         for deviations in (BURST, HELD_BURST)
     )
     seats = min(rounded_up(wanted), rounded_down(limit))
@@ -157,18 +157,20 @@ def more_seqs(context: LeverContext) -> Advice | None:
         "served_per_s": demand.served_per_s,
         "arrival_per_s": demand.arrival_per_s,
         "max_num_seqs": now,
-        **({"callers": demand.callers} if demand.callers else {}),
+        **({"callers": callers} if demand.is_closed else in_flight(demand)),
     }
     short = running >= seats or not demand.served_per_s
     served_per_s = demand.arrival_per_s * seats / running if running else 0.0
     rates = f"{figure(round(demand.arrival_per_s, 2))} requests/s arrive"
-    if demand.callers:
-        rates = f"{demand.callers:.0f} clients send their next request when the last is answered."
+    if demand.is_closed:
+        rates = f"{callers:.0f} clients send their next request when the last is answered."
     elif not served_per_s:
         rates = "No request completes at present."
     elif short:
         rates += f", of which they complete up to {figure(round(served_per_s, 2))}: "
         rates += "not enough alone."
+    elif callers:
+        rates += f".{maybe_closed_words(demand, holds=seats)}"
     else:
         rates += f" and keep {running:.0f} running on average: the other seats are for bursts."
     target_s = context.facts.targets.itl_p99_s
@@ -178,13 +180,13 @@ def more_seqs(context: LeverContext) -> Advice | None:
             "misses it. Faster steps do: quantized weights, tensor parallelism or a faster GPU."
         )
     waiting = max(0, ceil(demand.mean_requests - seats))
-    if not short and demand.callers is None:
+    if not short and not callers:
         # The queue drains, and then TTFT is that of the requests that run at the rate of arrivals.
         waiting = 0
         drained = replace(demand, requests=running, mean_requests=running)
         context = replace(context, demand=drained)
     numbers = predicted(context, After(seats=seats))
-    if demand.callers is None and (short or callers > seats):
+    if not demand.is_closed and (short or callers > seats):
         # The queue grows, or may be one of more callers than seats, and with it TTFT.
         numbers = {key: value for key, value in numbers.items() if not key.startswith("ttft_")}
     numbers |= {"served_per_s_at_most": served_per_s, "max_num_seqs": seats, "running": running}
@@ -209,7 +211,7 @@ def more_seqs(context: LeverContext) -> Advice | None:
         ],
         verify=[
             f"running rises above {now} and waiting_by_capacity falls"
-            + ("" if short else " to 0")
+            + ("" if short or waiting else " to 0")
             + f" {SETTLE_WORDS}",
             "itl_p99_s stays within its target and kv_usage_avg_ratio below 0.9",
         ],

@@ -278,7 +278,7 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
     if queued < 1:
         return "", {}
     on_all = f" on {now} replicas" if now > 1 else ""
-    if demand.callers is not None and demand.load_ratio is not None:
+    if demand.is_closed and demand.callers and demand.load_ratio is not None:
         callers = demand.callers * now
         return (
             f" {callers:,.0f} clients wait for their answers before they call again: faster "
@@ -289,13 +289,14 @@ def backlog_of(context: LeverContext, replicas: int) -> tuple[str, dict[str, flo
     if spare_per_s <= 0:
         return f" {queued:,.0f} wait{on_all}.", {"backlog_requests": queued}
     seconds = queued / spare_per_s
+    unless = "" if demand.callers is None else " unless clients call again"
     more = ceil((queued / DRAIN_S - spare_per_s) / demand.proven_per_s)
     sooner, numbers = "", {"backlog_requests": queued, "backlog_drain_s": seconds}
     if more > 0:
         numbers.update(extra_replicas=more, backlog_drain_with_extra_s=DRAIN_S)
         sooner = f", or in {span(DRAIN_S)} with {plural(more, 'more replica')} until then"
     return (
-        f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}.",
+        f" {queued:,.0f} requests wait{on_all}: drained in about {span(seconds)}{sooner}{unless}.",
         numbers,
     )
 

@@ -41,11 +41,13 @@ class HeldAdvice(Struct):
     `made` has the demand that each recommendation's values were made for, `most` the most requests
     since, `first` its first values, and `changed` why they are others now. Until `whole_s`, a
     window reaches back before the incident, so its figures are not those of the incident; `taken_s`
-    is when recommendations were adopted last.
+    is when recommendations were adopted last. `of_callers`: sizes are for callers, or for requests
+    that may be of callers.
     """
 
     whole_s: float = -inf
     taken_s: float = -inf
+    of_callers: bool = False
 
     recommendations: list[Advice] = field(default_factory=list[Advice])
     made: dict[str, Demand] = field(default_factory=dict[str, Demand])
@@ -59,6 +61,12 @@ class HeldAdvice(Struct):
     def values(self) -> dict[str, Value]:
         return {each.id: each.changes[0].after for each in self.recommendations if each.changes}
 
+    def misjudges(self, demand: Demand) -> bool:
+        """Whether sizes are for callers, but a queue that grows shows that nobody waits for answers
+        before the next call."""
+        grows = demand.arrival_per_s > demand.served_per_s
+        return self.of_callers and demand.callers is None and demand.waiting >= 1 and grows
+
     def take(self, recommendations: Sequence[Advice], demand: Demand, now_s: float) -> None:
         """Adopt recommendations for the present demand, and note why a size is another one.
 
@@ -68,9 +76,15 @@ class HeldAdvice(Struct):
         """
         is_first_whole = self.taken_s < self.whole_s <= now_s and demand.waiting >= 1
         self.taken_s = now_s
+        if self.misjudges(demand):
+            self.most.clear()
+            self.of_callers = False
+        self.of_callers |= demand.callers is not None
         before = {each.id: each for each in self.recommendations}
         taken: list[Advice] = []
-        asked = demand.requests + demand.deferred
+        # What may be a backlog is no load that would return.
+        surely = demand.running if demand.may_be_callers else demand.requests
+        asked = surely + demand.deferred
         for each in recommendations:
             held, most = before.get(each.id), self.most.get(each.id, 0.0)
             is_less = asked * MOVED < most and not is_first_whole
@@ -126,11 +140,14 @@ def _why(before: Demand, now: Demand, change: FlagChange, held: Value) -> _Chang
     """
     raised = _direction(change) > 0
     higher = raised and _direction(replace(change, before=held)) > 0
-    if now.callers is not None and before.callers is None and higher >= raised:
+    if now.is_closed and now.callers and not before.is_closed and higher >= raised:
         words = f"{now.callers:.0f} clients send their next request when the last is answered"
         return words, {"callers": now.callers}
+    if before.callers and now.callers is None and not higher:
+        return "requests arrive on their own, whether others were answered or not", {}
     for key, name, form in DEMANDS:
         was, is_now = getattr(before, key), getattr(now, key)
+        was = None if key == "callers" and now.may_be_callers else was
         if not was or not is_now or (raised and (is_now > was) != higher):
             continue
         if max(was / is_now, is_now / was) >= MOVED:

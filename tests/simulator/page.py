@@ -186,7 +186,7 @@ def _config(labels: str, launch: Launch) -> str:
         "block_size": str(launch.block_size),
         "effective_attention_block_size": str(launch.block_size),
         "num_gpu_blocks": str(launch.num_gpu_blocks),
-        "num_gpu_blocks_override": "None",
+        "num_gpu_blocks_override": str(launch.num_gpu_blocks) if launch.is_overridden else "None",
         "enable_prefix_caching": str(launch.enable_prefix_caching),
         "kv_cache_size_tokens": str(tokens),
         "kv_cache_max_concurrency": str(round(tokens / launch.max_model_len, 2)),

@@ -147,6 +147,11 @@ class Closed:
         for _ in range(size - self._in_flight - len(self._due_s)):
             heapq.heappush(self._due_s, now_s)
 
+    def resume(self, now_s: float) -> None:
+        """All clients send anew: the server was restarted."""
+        self._due_s, self._in_flight = [], 0
+        self.resize(self.size, now_s)
+
     def next_s(self) -> float:
         """When the next one comes."""
         return self._due_s[0] if self._due_s else math.inf

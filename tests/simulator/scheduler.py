@@ -28,6 +28,8 @@ class Launch(Struct, kw_only=True):
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 0
     max_loras: int = 0
+    is_overridden: bool = False
+    """Whether `num_gpu_blocks` is --num-gpu-blocks-override."""
 
 
 class Scheduler:

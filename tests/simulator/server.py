@@ -15,7 +15,7 @@ from tests.simulator.blocks import Chain
 from tests.simulator.engine import Engine
 from tests.simulator.gpus import Exporter, GpuSteps, Hardware
 from tests.simulator.page import NEWEST, START_S, PageWriter
-from tests.simulator.requests import Kind, Open, lengths, lognormal
+from tests.simulator.requests import Kind, Open, Source, lengths, lognormal
 from tests.simulator.scheduler import Launch
 from tests.simulator.work import Work
 
@@ -172,12 +172,12 @@ class Server:
             lambda now_s: self.rate_per_s * self.factor(now_s),
             self.rng,
         )
-        self._start(0.0)
+        self._start(0.0, self.source)
         self.exporter = Exporter(self.steps, self.rng, fuller=setting.fuller_gpu_page)
 
-    def _start(self, now_s: float) -> None:
+    def _start(self, now_s: float, source: Source) -> None:
         setting = self.setting
-        self.engine = Engine(setting.launch, self.steps, self.source, self.rng)
+        self.engine = Engine(setting.launch, self.steps, source, self.rng)
         self.engine.now_s = now_s
         self._writer = PageWriter(
             self.engine, model=setting.model, form=setting.form, started_s=START_S + now_s
@@ -189,7 +189,7 @@ class Server:
             chain.blocks, chain.refs, chain.filling = 0.0, 0, False
         self.down = False
         self.source.resume(now_s)
-        self._start(now_s)
+        self._start(now_s, self.engine.source)
 
     def reshape(self, **changes: float) -> None:
         """Let requests be otherwise from now on."""

@@ -12,6 +12,7 @@ from kneewatch.diagnose.deployment.deployment import NOTHING, Stated, deployment
 from kneewatch.diagnose.ranking import CAUSES
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import recommend
+from kneewatch.diagnose.recommend.demand import QueueTrend
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.rule import Severity
 from tests.diagnose.situations import CALM, Situation
@@ -83,12 +84,15 @@ def advised(
     situation: Situation = FULL,
     page: Mapping[str, str] = PAGE,
     stated: Stated = NOTHING,
+    trend: QueueTrend | None = None,
     **labels: str,
 ) -> dict[str, Advice]:
     """What is recommended, by id, in its order."""
     config = {**page, **labels}
     facts = replace(situation, config=config).facts()
-    recommendations = recommend(facts, causes, deployment(config, stated), curve=situation.curve)
+    recommendations = recommend(
+        facts, causes, deployment(config, stated), trend=trend, curve=situation.curve
+    )
     assert len({advice.id for advice in recommendations}) == len(recommendations)
     return {advice.id: advice for advice in recommendations}
 

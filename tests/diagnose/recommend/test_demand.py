@@ -68,6 +68,8 @@ def test_requests_in_flight_in_the_mean_are_those_that_clients_wait_for() -> Non
     assert demand({**signals, "e2e_mean_s": 4.1}, SERVER).mean_requests == pytest.approx(29.52)
     assert demand({**signals, "e2e_mean_s": 9.0}, SERVER).mean_requests == 30
     assert demand(signals, SERVER).mean_requests == 27
+    risen = demand({**signals, "waiting_by_capacity": 70.0}, SERVER)
+    assert risen.mean_requests == 90  # the window's mean lies behind
 
 
 def test_lengths_that_differ_spread_more() -> None:
@@ -170,7 +172,8 @@ def callers_of(in_flight: list[float], *, served_per_s: float, interval_s: float
     for scrape, requests in enumerate(in_flight):
         values = {"running": 20.0, "waiting": requests - 20.0, "completed_per_s": served_per_s}
         history.add(scrape * interval_s, values, 60.0, is_incident=True)
-    return history.trend(values, 60.0).callers
+    trend = history.trend(values, 60.0)
+    return trend.callers if trend.is_closed else None
 
 
 def test_callers_are_counted_although_some_are_between_two_requests() -> None:

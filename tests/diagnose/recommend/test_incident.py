@@ -44,9 +44,11 @@ def test_sizes_do_not_follow_the_drain_down() -> None:
     assert first["kv-blocks"] < peak["kv-blocks"]
     assert first["replicas"] < peak["replicas"]
     assert drained == peak
-    # The cause ends: the next one is sized for its own load.
-    assert adviser.advise(replace(facts[0], now_s=NOW_S + 122), []) == ()
-    assert sizes(adviser.advise(replace(facts[0], now_s=NOW_S + 124), pressure)) == first
+    # The cause ends, and the queue: the next one is sized for its own load.
+    calm = FULL.but(waiting=0.0, waiting_avg=0.0, waiting_by_capacity=0.0).facts()
+    for at_s in (122, 482):
+        assert adviser.advise(replace(calm, now_s=NOW_S + at_s), []) == ()
+    assert sizes(adviser.advise(replace(facts[0], now_s=NOW_S + 484), pressure)) == first
 
 
 def test_a_change_of_the_advice_says_why() -> None:
@@ -270,20 +272,22 @@ def test_replicas_follow_the_rates_while_a_backlog_drains() -> None:
 
 
 def test_a_queue_before_the_cause_shows_who_waits_for_answers() -> None:
-    """As many are in flight at each scrape, so each sends its next request after an answer; the
-    advice counts all of them, in the first scrape of the cause or as soon as a window was seen."""
+    """As many are in flight at each scrape, so each sends its next request after an answer. The
+    advice counts all of them from the first scrape on, and says as long as that is not measured."""
     facts = replace(FULL, config=OVERRIDE).facts()
     pressure, seen_s = [cause("kv_pressure")], facts.window_s
 
-    def first_blocks(adviser: Adviser, at_s: float) -> int:
+    def first_blocks(adviser: Adviser, at_s: float) -> tuple[int, bool]:
         advised = adviser.advise(replace(facts, now_s=NOW_S + at_s), pressure)
-        return int(sizes(advised)["kv-blocks"])
+        (blocks,) = [each for each in advised if each.id == "kv-blocks"]
+        return int(sizes(advised)["kv-blocks"]), "is not measured" in blocks.summary
 
     fresh, watched = Adviser(), Adviser()
-    unknown = first_blocks(fresh, 0.0)
+    blocks, is_open_question = first_blocks(fresh, 0.0)
+    assert is_open_question
     for step in range(11):
         watched.advise(replace(facts, now_s=NOW_S + step / 10 * seen_s), [])
-    assert first_blocks(watched, 1.1 * seen_s) > unknown
+    assert first_blocks(watched, 1.1 * seen_s) == (blocks, False)
     for step in range(1, 10):
-        assert first_blocks(fresh, step / 10 * seen_s) == unknown
-    assert first_blocks(fresh, seen_s) > unknown
+        assert first_blocks(fresh, step / 10 * seen_s) == (blocks, True)
+    assert first_blocks(fresh, seen_s) == (blocks, False)

@@ -195,7 +195,9 @@ def test_admission_limit_raises_the_seats() -> None:
     advice = advised("admission_limit", situation=PINNED)["max-num-seqs-up"]
     assert changes(advice) == {"--max-num-seqs": (8, 32)}  # four times at once, no more
     assert advice.predicted["served_per_s_at_most"] == 32
-    assert (advice.before["waiting"], advice.predicted["waiting"]) == (60, 0)
+    # Of callers, 36 would still wait.
+    assert (advice.before["waiting"], advice.predicted["waiting"]) == (60, 36)
+    assert "Sized for 32 of 68 requests in flight" in advice.summary
 
 
 def test_an_observed_limit_holds_in_every_prediction() -> None:

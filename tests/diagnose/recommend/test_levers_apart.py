@@ -12,6 +12,7 @@ from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import NOTHING, Stated
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.advice import Advice
+from kneewatch.diagnose.recommend.demand import QueueTrend
 from kneewatch.diagnose.sizing.memory.weights import Adapters, Parallel, adapter_bytes
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import FULL, LLAMA, PAGE, advised, changes
@@ -357,7 +358,8 @@ def test_two_that_suffice_together_come_first() -> None:
 def test_the_price_of_a_token_counts_only_what_is_asked_for() -> None:
     stated = replace(LLAMA, usd_per_gpu_hour=4.0, replicas=1)
     queue = FULL.but(waiting_slope_per_s=0.0, completed_per_s=4.0)
-    advice = advised("queue_saturation", situation=queue, stated=stated)["replicas"]
+    levers = advised("queue_saturation", situation=queue, stated=stated, trend=QueueTrend(0.0))
+    advice = levers["replicas"]
     (_, total) = changes(advice)["replicas"]
     assert isinstance(total, int)
 

@@ -14,6 +14,7 @@ from msgspec.structs import astuple, replace
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.learned.knee import CurveLearner, LoadPoint
 from kneewatch.diagnose.recommend.advice import Advice
+from kneewatch.diagnose.recommend.demand import QueueTrend
 from kneewatch.diagnose.recommend.step_times import BUSY_MOST_RATIO, Prompts, StepTimes
 from tests.diagnose.recommend.scenes import FULL, LLAMA, advised
 from tests.diagnose.situations import NOW_S, Situation
@@ -74,9 +75,11 @@ BUSY = FULL.but(
 )
 
 
-def recommended(situation: Situation, lever: str = "max-num-seqs-down") -> Advice:
+def recommended(
+    situation: Situation, lever: str = "max-num-seqs-down", trend: QueueTrend | None = None
+) -> Advice:
     """What is recommended against KV pressure, with nothing stated."""
-    return advised("kv_pressure", situation=situation)[lever]
+    return advised("kv_pressure", situation=situation, trend=trend)[lever]
 
 
 def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
@@ -99,7 +102,7 @@ def test_latencies_after_fewer_seats_are_those_of_that_batch() -> None:
     assert advice.predicted["ttft_s"] == pytest.approx(ttft_s, rel=0.02)
     assert (
         "Speed predicted from this server's own step times: 12 windows with 20 to 120 running "
-        "requests, the oldest from 12 min ago, median error 0%." in advice.summary
+        "requests, median error 0%." in advice.summary
     )
     assert not any("TTFT and ITL" in words or "MFU" in words for words in advice.unknown)
 
@@ -124,7 +127,8 @@ def test_kv_after_more_replicas_falls_by_what_is_shown(
 ) -> None:
     """Without latencies of smaller batches, the load is divided by the replicas and no more."""
     curve = learned(*[page(load) for load in loads for _ in range(3)])
-    advice = recommended(replace(BUSY.but(**changes), curve=curve), "replicas")
+    situation = replace(BUSY.but(**changes), curve=curve)
+    advice = recommended(situation, "replicas", QueueTrend(0.0))
     assert advice.changes[0].after == 2
     assert advice.predicted["kv_demand_ratio"] == pytest.approx(share, abs=0.01)
     assert advice.predicted["kv_usage_ratio"] == pytest.approx(share, abs=0.01)
