@@ -157,7 +157,8 @@ def average_engine(
     if server.capacity_tokens is None:
         server = replace(server, capacity_tokens=values["kv_capacity_tokens"])
     facts = Facts(values, targets, config=server.config)
-    return LeverContext(cause, facts, server, demand(values, server), weekly_peak_requests=peak)
+    asked = replace(demand(values, server), callers=None)  # new replicas serve a backlog once
+    return LeverContext(cause, facts, server, asked, weekly_peak_requests=peak)
 
 
 def at_load(context: LeverContext, requests: float) -> LeverContext:

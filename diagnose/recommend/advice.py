@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kneewatch.rules.wire import CauseId, Figure, rounded
+from kneewatch.rules.wire import CauseId, Figure, UnixTime, rounded
 
 Value = str | Figure | bool | None
 
@@ -91,7 +91,7 @@ class Advice(Struct, frozen=True, kw_only=True):
     cause: CauseId = ""
     summary: str = ""
     changes: tuple[FlagChange, ...] = ()
-    as_of_s: Figure | None = None
+    as_of_s: UnixTime | None = None
     before: Mapping[str, Figure] = field(default_factory=dict[str, float])
     predicted: Mapping[str, Figure] = field(default_factory=dict[str, float])
     basis: Mapping[str, Figure] = field(default_factory=dict[str, float])

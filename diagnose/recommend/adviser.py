@@ -482,6 +482,8 @@ class Adviser:
         loop = "closed" if trend.is_closed else "open" if trend.callers is None else "unknown"
         learned = self._learned.union({loop}, {"measured"} if trend.is_measured else ())
         knows_more, self._learned = learned != self._learned, learned
+        incidents = [self._incidents[each] for each in cause_ids if each in self._incidents]
+        knows_more |= any(each.is_whole_first(facts.now_s) for each in incidents)
         if facts.config != self._config:
             self._config = dict(facts.config)
             self._server = deployment(facts.config, self._stated)

@@ -61,6 +61,10 @@ class HeldAdvice(Struct):
     def values(self) -> dict[str, Value]:
         return {each.id: each.changes[0].after for each in self.recommendations if each.changes}
 
+    def is_whole_first(self, now_s: float) -> bool:
+        """Whether the window lies within the incident for the first time."""
+        return self.taken_s < self.whole_s <= now_s
+
     def misjudges(self, demand: Demand) -> bool:
         """Whether sizes are for callers, but a queue that grows shows that nobody waits for answers
         before the next call."""
@@ -74,7 +78,7 @@ class HeldAdvice(Struct):
         their figures belong to the load that the changes are for. The first time that the window
         lies within the incident, all figures are made anew while requests still wait.
         """
-        is_first_whole = self.taken_s < self.whole_s <= now_s and demand.waiting >= 1
+        is_first_whole = self.is_whole_first(now_s) and demand.waiting >= 1
         self.taken_s = now_s
         if self.misjudges(demand):
             self.most.clear()

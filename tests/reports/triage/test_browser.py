@@ -21,7 +21,7 @@ from tests.waiting import until
 
 __all__ = ["browser"]
 
-COPY = "Copy --num-gpu-blocks-override 288"
+COPY = "Copy --num-gpu-blocks-override 960"
 SHOWN: dict[str, Callable[[], TriageView]] = {
     "healthy": views.healthy,
     "cascade": views.cascade,
@@ -136,7 +136,7 @@ def test_the_keyboard_reaches_what_to_do_first(browser: Browser) -> None:
         assert outlined(button)
         page.keyboard.press("Enter")
         expect(button).to_have_text("Copied")
-        assert page.evaluate("navigator.clipboard.readText()") == ("--num-gpu-blocks-override 288")
+        assert page.evaluate("navigator.clipboard.readText()") == ("--num-gpu-blocks-override 960")
 
 
 def outlined(element: Locator) -> bool:
@@ -174,7 +174,7 @@ def test_copying_without_a_clipboard(browser: Browser) -> None:
         button.click()
         expect(button).to_have_text("Copied")
         expect(button).to_be_focused()
-        assert page.evaluate("window.copied") == "--num-gpu-blocks-override 288"
+        assert page.evaluate("window.copied") == "--num-gpu-blocks-override 960"
 
 
 def test_the_page_follows_its_target(browser: Browser) -> None:
@@ -220,7 +220,7 @@ def test_an_update_leaves_what_is_selected(browser: Browser) -> None:
         before = page.locator(".vitals").inner_text()
         server.show(cascade_at(54))
         expect(page.locator(".vitals")).not_to_have_text(before)
-        assert page.evaluate("getSelection().toString()") == "--num-gpu-blocks-override 288"
+        assert page.evaluate("getSelection().toString()") == "--num-gpu-blocks-override 960"
 
 
 def test_a_lost_connection_is_said_and_found_again(browser: Browser) -> None:
@@ -292,7 +292,7 @@ def test_without_a_script(browser: Browser) -> None:
     with looking(browser, still(views.cascade()), width=360, script=False) as (page, server, _):
         expect(page.locator("h1")).to_contain_text("KV cache full: vLLM preempts")
         expect(page.locator(".command-line code").first).to_have_text(
-            "--num-gpu-blocks-override 288"
+            "--num-gpu-blocks-override 960"
         )
         expect(page.locator(".copy").first).to_be_hidden()
         expect(page.locator("#pause")).to_be_hidden()

@@ -102,8 +102,8 @@ def test_the_verdict_says_what_where_since_when_and_what_to_do(cascade: Node) ->
     assert steps[0].startswith("Send less traffic to this replica")
     assert steps[1] == "Stop batch jobs and very long prompts first."
     command_line = verdict.one(css="command-line")
-    assert command_line.one("code").text == "--num-gpu-blocks-override 288"
-    assert command_line.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 288"
+    assert command_line.one("code").text == "--num-gpu-blocks-override 960"
+    assert command_line.one("button").attributes["data-copy"] == "--num-gpu-blocks-override 960"
     assert "Instead of --num-gpu-blocks-override 160." in verdict.text
     assert "Check before: compare with the available KV cache memory" in verdict.text
     assert cascade.one("title").text == "CRITICAL kv_pressure · kv_pressure_cascade · kneewatch"
@@ -161,16 +161,16 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
     rows = [[cell.text for cell in row.children] for row in change.every("tr")]
     assert rows[0] == ["number", "then", "after"]
     assert change.one("caption").text == "Expected effect for the load of 00:03:36 UTC"
-    assert ["KV tokens", "5,088", "9,184"] in rows
+    assert ["KV tokens", "5,088", "30,688"] in rows
     assert ["preemptions", "4.3/s", "0/s"] in rows
     words = change.text
-    assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 288" in words
+    assert "Then verify num_gpu_blocks in vllm:cache_config_info is about 960" in words
     assert "Risk vLLM runs out of memory at start if the blocks do not fit." in words
     assert "Cost no change in price; needs a restart" in words
-    assert ["TTFT", "1.8 s", "106 ms"] in rows
     others = [node.one("summary").text for node in cascade.every("details", css="change")]
     assert others[0] == (
-        "or --kv-cache-dtype fp8 (now auto), --num-gpu-blocks-override 320 (now 160)"
+        "or --kv-cache-dtype fp8 (now auto), --num-gpu-blocks-override 320 (now 160) "
+        "(not enough alone)"
     )
     assert "or replicas 1 → 2" in others
 
