@@ -28,7 +28,7 @@ from tests.hard_cases import shown
 from tests.hard_judging import Books, judge, said
 from tests.simulator.cases import Case
 from tests.simulator.page import START_S
-from tests.simulator.requests import Request
+from tests.simulator.requests import Request, Source
 from tests.simulator.server import GPU_SCRAPE_S, Server, scrapes
 from tests.simulator.sglang_cases import (
     StoredCase,
@@ -252,7 +252,7 @@ class SglangServer(Server):
 
     collectors: Collectors = field(init=False)
 
-    def _start(self, now_s: float) -> None:
+    def _start(self, now_s: float, source: Source) -> None:
         launch = self.setting.launch
         tokens = (launch.num_gpu_blocks - 1) * launch.block_size
         self.collectors = Collectors(tokens=tokens, page_size=launch.block_size)
@@ -260,7 +260,7 @@ class SglangServer(Server):
         self.engine = SglangEngine(
             launch,
             self.steps,
-            self.source,
+            source,
             self.rng,
             metrics=self.collectors,
             max_new_tokens=self.shape.output_cap,

@@ -131,8 +131,8 @@ def kernel_missing(
     if pattern == _NO_GPU:
         return missing
     capability = "" if gpu is None else gpu.compute_capability or gpu.vendor
-    lacks = attention == "plain" and re.match(kept.flashinfer, capability)
-    lacks = lacks and not (flashinfer and _FLASHINFER_HEADS.issuperset(heads))
+    has_kernels = flashinfer and _FLASHINFER_HEADS.issuperset(heads)
+    lacks = attention == "plain" and not has_kernels and re.match(kept.flashinfer, capability)
     if gpu is None or (re.match(pattern, capability) and not lacks):
         return None
     return f"{missing} on {gpu.name} (compute capability {capability})"

@@ -172,7 +172,7 @@ def test_recommendations_have_flags_numbers_checks_and_alternatives(cascade: Nod
         "or --kv-cache-dtype fp8 (now auto), --num-gpu-blocks-override 320 (now 160) "
         "(not enough alone)"
     )
-    assert "or replicas 1 → 2" in others
+    assert "or replicas 1 → 2 (not enough alone)" in others
 
 
 def test_what_is_not_known_is_said_with_its_reason(cascade: Node) -> None:
