@@ -222,10 +222,10 @@ def parse_command(text: str, *, origin: str) -> CommandLine:
         SettingsError: the text has no vLLM command; the message names `origin`.
     """
     lines = commands(text)
-    for found in (_arguments, _contained):
+    for arguments_of in (_arguments, _contained):
         before = list[str]()
         for words in lines:
-            arguments = found(words)
+            arguments = arguments_of(words)
             if arguments is not None:
                 before += words[: len(words) - len(arguments)]
                 return replace(_parsed(arguments), environment=_assigned(before))

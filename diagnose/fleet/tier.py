@@ -50,8 +50,8 @@ class Engine(Struct, frozen=True):
     @property
     def findings(self) -> Sequence[Finding]:
         """The findings whose threshold is crossed."""
-        found = () if self.verdict is None else self.verdict.findings
-        return [finding for finding in found if finding.state not in IN_BOUNDS]
+        findings = () if self.verdict is None else self.verdict.findings
+        return [finding for finding in findings if finding.state not in IN_BOUNDS]
 
     @property
     def severity(self) -> Severity:
