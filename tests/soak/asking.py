@@ -3,7 +3,7 @@
     python -m tests.soak.asking HOST:PORT PER_S FOR_S PATH...
 
 Each request below /probe has a connection of its own, as the kubelet's have. Requests are made at
-their times whether or not those before them are answered, and times count from when a request was
+their times, in turn by threads that wait for their answers, and times count from when a request was
 due: a server that stalls is not asked less. Prints as JSON the seconds that each took, and those by
 which this process was late itself, which are part of them: on a busy machine the latter are no
 fault of who is asked.
@@ -11,64 +11,76 @@ fault of who is asked.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 CONNECTIONS = 16
 PROBE = "/probe"
+ANSWER_S = 60.0
+HEAD_END = b"\r\n\r\n"
 
 
-async def one(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, path: str
-) -> None:
+def one(connection: socket.socket, host: str, path: str) -> None:
     """Ask and read the whole answer.
 
     Raises:
         AssertionError: it is not a 200, or of a probe a 503.
     """
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n\r\n".encode())
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    right = ("http/1.1 200 ", "http/1.1 503 ")[: 2 if path.startswith(PROBE) else 1]
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n\r\n".encode())
+    answer = b""
+    while HEAD_END not in answer:
+        answer += _received(connection)
+    head, _, body = answer.partition(HEAD_END)
+    right = (b"HTTP/1.1 200 ", b"HTTP/1.1 503 ")[: 2 if path.startswith(PROBE) else 1]
     assert head.startswith(right), head
-    length = next(line for line in head.split("\r\n") if line.startswith("content-length:"))
-    assert await reader.readexactly(int(length.partition(":")[2]))
+    lines = head.lower().split(b"\r\n")
+    length = next(line for line in lines if line.startswith(b"content-length:"))
+    missing_bytes = int(length.partition(b":")[2]) - len(body)
+    while missing_bytes > 0:
+        missing_bytes -= len(_received(connection))
 
 
-async def ask(
+def _received(connection: socket.socket) -> bytes:
+    data = connection.recv(1 << 18)
+    assert data, "the connection was closed before its answer was complete"
+    return data
+
+
+def ask(
     host: str, paths: Sequence[str], *, per_s: float, for_s: float
 ) -> tuple[list[float], list[float]]:
     """Seconds that each request took, and seconds by which each was made late."""
     took_s: list[float] = []
     late_s: list[float] = []
     address, _, port = host.rpartition(":")
-    waiting: asyncio.Queue[tuple[float, str] | None] = asyncio.Queue()
+    began_s = time.monotonic()
 
-    async def connection() -> None:
-        reader, writer = await asyncio.open_connection(address, int(port))
-        while (due := await waiting.get()) is not None:
-            if due[1].startswith(PROBE):
-                writer.close()
-                reader, writer = await asyncio.open_connection(address, int(port))
-            await one(reader, writer, host, due[1])
-            took_s.append(time.monotonic() - due[0])
-        writer.close()
+    def opened() -> socket.socket:
+        return socket.create_connection((address, int(port)), ANSWER_S)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(CONNECTIONS):
-            group.create_task(connection())
-        began_s = time.monotonic()
-        for at in range(round(per_s * for_s)):
-            due_s = began_s + at / per_s
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            late_s.append(time.monotonic() - due_s)
-            waiting.put_nowait((due_s, paths[at % len(paths)]))
-        for _ in range(CONNECTIONS):
-            waiting.put_nowait(None)
+    def asked_in_turn(first: int) -> None:
+        connection = opened()
+        for at in range(first, round(per_s * for_s), CONNECTIONS):
+            due_s, path = began_s + at / per_s, paths[at % len(paths)]
+            wait_s = due_s - time.monotonic()
+            if wait_s > 0:
+                time.sleep(wait_s)
+                late_s.append(time.monotonic() - due_s)
+            if path.startswith(PROBE):
+                connection.close()
+                connection = opened()
+            one(connection, host, path)
+            took_s.append(time.monotonic() - due_s)
+        connection.close()
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(asked_in_turn, range(CONNECTIONS)))
     return took_s, late_s
 
 
@@ -88,7 +100,7 @@ def asking(
 def main() -> None:
     """Ask, print the figures."""
     host, per_s, for_s, *paths = sys.argv[1:]
-    print(json.dumps(asyncio.run(ask(host, paths, per_s=float(per_s), for_s=float(for_s)))))
+    print(json.dumps(ask(host, paths, per_s=float(per_s), for_s=float(for_s))))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ class Asked(Struct, frozen=True):
 
 
 def p99(values: Sequence[float]) -> float:
-    """What 99 of 100 are lower than."""
-    return statistics.quantiles(values, n=100)[98]
+    """What 99 of 100 are lower than; the largest of fewer than two, 0 of none."""
+    return statistics.quantiles(values, n=100)[98] if len(values) > 1 else max(values, default=0.0)
 
 
 def paths(names: Sequence[str], *, past: bool) -> list[str]:
