@@ -263,6 +263,8 @@ class Pace:
         steeper_s = max(0.0, size_s) * max(0.0, more) + max(0.0, prompt_s) * max(0.0, longer)
         more_read = max(0.0, step.beside - step.size * beside / size)
         usual_s = own_s * (1.0 + READ_RATIO * more_read) + unsure_s
+        if usual_s <= 0.0:  # the line does not reach so little work
+            return 0.0, inf, inf
         return max(0.0, own_s - unsure_s), usual_s, usual_s + (STEEPER - 1.0) * steeper_s
 
     def follow(self, speed_at_most: float) -> None:

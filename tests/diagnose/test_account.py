@@ -513,6 +513,18 @@ def test_slow_steps_after_prompts_so_long_that_nothing_limits_them_from_below() 
     assert 0.1 < speed.ratio < 0.3
 
 
+def test_steps_so_much_smaller_than_known_ones_that_the_line_ends_before_them() -> None:
+    pace = Pace(first_samples=1, noise=0.02)
+    for took_s, size, prompts in ((0.05, 1.0, 300.0), (5.0, 1.0, 8000.0), (5.0, 3.0, 8000.0)):
+        for at in range(20):
+            pace.learn(DecodeStep(took_s, size, 0.6, prompts, 1.0), float(at))
+        pace.settle(inf)
+    limits_s = pace.limits(DecodeStep(0.08, 1.0, 0.6, 1.0, 1.0))
+    assert limits_s is not None
+    assert 0.0 < limits_s.least_s < 0.08
+    assert limits_s.most_s > 0.05
+
+
 @pytest.mark.parametrize("token_s", [None, 5e-5])
 def test_a_small_share_of_the_cache_explains_no_slow_step(token_s: float | None) -> None:
     pace = Pace(first_samples=1, noise=0.05)
