@@ -128,10 +128,7 @@ def refuse_unmodelled(config: Config) -> None:
         raise _refusal(config, f"{family} {reason}")
     encoder = in_group(config, "encoders") or config.architecture.endswith(_ENCODER_CLASSES)
     if encoder or config.flag("is_encoder_decoder", default=False):
-        what = family or config.architecture
-        raise _refusal(
-            config, f"{what} is not a decoder and has no KV cache that grows with a request"
-        )
+        raise _encoder(config.name, family or config.architecture)
     if "_class_name" in config.outer:
         raise _refusal(config, "the file configures a diffusion pipeline, not a decoder")
     if not in_group(config, "shared_kv") and config.count("num_kv_shared_layers", default=0):
@@ -159,7 +156,17 @@ def _refuse_fields(config: Config) -> None:
 
 def refusal_by_name(name: str, family: str) -> SizingError:
     """The error for a model whose name says that its family is refused."""
+    if family == "encoders":
+        return _encoder(name, "it")
     return _refused(name, f"{family} {_tables()['refused'][family]}")
+
+
+def _encoder(name: str, what: str) -> SizingError:
+    return SizingError(
+        f"{name}: {what} is not a decoder and has no KV cache that grows with a request: a GPU "
+        "that holds its weights (the size of its files) and one batch serves it",
+        name="model",
+    )
 
 
 def _refusal(config: Config, reason: str) -> SizingError:

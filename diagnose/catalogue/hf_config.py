@@ -89,6 +89,9 @@ class Config(Struct, frozen=True):
     @property
     def model_type(self) -> str:
         """The model family of the language model, without a `_text` ending."""
+        if self.architecture.startswith("BailingMoeV3"):
+            # Its files have the model_type of the release before.
+            return "bailing_moe_v3"
         value = self.fields.get("model_type") or self.outer.get("model_type") or ""
         return str(value).removesuffix("_model").removesuffix("_text")
 

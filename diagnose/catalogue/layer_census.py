@@ -398,7 +398,7 @@ def full_heads(config: Config) -> Heads:
     layers'."""
     size = config.count("global_head_dim", default=0) or head_dim(config)
     return Heads(
-        config.count("num_attention_heads", default=0),
+        _query_heads(config, FULL),
         config.count("num_global_key_value_heads", default=0) or kv_heads(config),
         size,
         config.count("v_head_dim", default=0) or size,
@@ -420,5 +420,16 @@ def sliding_heads(config: Config) -> Heads:
             size,
             config.count("swa_v_head_dim", default=size),
         )
-    size, queries = head_dim(config), config.count("num_attention_heads", default=0)
-    return Heads(queries, kv_heads(config), size, size)
+    size = head_dim(config)
+    return Heads(_query_heads(config, SLIDING), kv_heads(config), size, size)
+
+
+def heads_by_kind(config: Config) -> frozenset[tuple[str, int]]:
+    """The kinds of layers and their query heads, where the file lists these by layer (Laguna)."""
+    listed = config.counts("num_attention_heads_per_layer")
+    return frozenset(zip(layer_words(config), listed, strict=False)) if listed else frozenset()
+
+
+def _query_heads(config: Config, word: str) -> int:
+    stated = config.count("num_attention_heads", default=0)
+    return max((heads for kind, heads in heads_by_kind(config) if kind == word), default=stated)

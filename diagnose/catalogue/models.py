@@ -25,9 +25,15 @@ from kneewatch.diagnose.catalogue.families import (
     refuse_unmodelled,
     tower_of,
 )
-from kneewatch.diagnose.catalogue.hf_config import Config, read_config
+from kneewatch.diagnose.catalogue.hf_config import Config, mapping, read_config
 from kneewatch.diagnose.catalogue.inputs import SizingError
-from kneewatch.diagnose.catalogue.layer_census import depth, head_dim, kv_heads, layer_kinds
+from kneewatch.diagnose.catalogue.layer_census import (
+    depth,
+    head_dim,
+    heads_by_kind,
+    kv_heads,
+    layer_kinds,
+)
 from kneewatch.diagnose.catalogue.layers import Layers, Recurrent, ngram_table_bytes
 from kneewatch.diagnose.catalogue.parameters import (
     AdapterShape,
@@ -40,7 +46,11 @@ from kneewatch.diagnose.catalogue.parameters import (
     parameter_census,
     vision_parameters,
 )
-from kneewatch.diagnose.catalogue.quantization import checkpoint_scheme, scheme
+from kneewatch.diagnose.catalogue.quantization import (
+    checkpoint_kv_dtype,
+    checkpoint_scheme,
+    scheme,
+)
 
 # EAGLE 3 reads the hidden states of three layers unless it says otherwise.
 _HIDDEN_STATES = 3
@@ -126,6 +136,7 @@ class Model(Struct, frozen=True):
     - `parameters`: None if the source does not allow counting them; the user must then state the
       weights' size.
     - `quantization`: the checkpoint's own scheme, a key of `catalogue.quantization.schemes`.
+    - `kv_cache_dtype`: what vLLM takes for `auto` with this checkpoint.
     - `adapters`: the LoRA shape; None like `parameters`.
     - `target_hidden_size`: hidden size of the target model that a draft head needs; else 0.
     - `own_draft`: the prediction layers that the checkpoint contains.
@@ -133,7 +144,7 @@ class Model(Struct, frozen=True):
     - `expert_matrices`: matrices per expert: 3 with a gate, 2 without.
     - `family`: its `model_type`.
     - `tower`: the vision tower; None without one, and where its shape is unknown.
-    - `notes`: assumptions.
+    - `notes`: assumptions. `is_assumed`: it has the configuration of another release.
     """
 
     id: str
@@ -148,6 +159,7 @@ class Model(Struct, frozen=True):
     vocab_size: int
     max_context_tokens: int
     quantization: str
+    kv_cache_dtype: str = "auto"
     multimodal: bool = False
     notes: tuple[str, ...] = ()
     adapters: AdapterShape | None = None
@@ -157,6 +169,7 @@ class Model(Struct, frozen=True):
     expert_matrices: int = 3
     tower: Tower | None = None
     family: str = ""
+    is_assumed: bool = False
 
 
 UNKNOWN_MODEL = Model("", "", (), None, Experts(), 0, 0, 0, 0, 0, 0, "bf16")
@@ -343,19 +356,27 @@ def _sized_alike(words: tuple[str, ...]) -> list[str]:
 def _named_in(words: tuple[str, ...]) -> list[str]:
     """The entries whose words begin or end these, a size or two words at least; the longest ones.
 
-    The others name who made the weights or how. Empty if they name another architecture.
+    The others name who made the weights or how; they may stand in front of the size. Empty if they
+    name another architecture.
     """
     different = packaged_tables("diagnose.catalogue", "model_names.toml")["different"]
+    release, stated = _size_of(words)
     best: dict[int, list[str]] = {}
     for key in _entries():
         named = _words(key)[0]
-        count, is_head = len(named), words[: len(named)] == named
-        sizes = _size_of(named)[1]
+        count, (own, sizes) = len(named), _size_of(named)
+        # A release with a number is distinct without its size: llama 3, and not falcon.
+        is_numbered = any(character.isdigit() for character in "".join(own))
+        is_head = words[:count] == named or (
+            is_numbered and sizes == stated and release[: len(own)] == own
+        )
         is_distinct = count > 1 or sizes
         if count < len(words) and (is_head or words[-count:] == named) and is_distinct:
-            rest = words[count:] if is_head else words[:-count]
+            rest = [word for word in words if word not in named]
             same = not any(re.fullmatch(different["words"], word) for word in rest)
-            same &= bool(sizes) or not (is_head and re.fullmatch(different["release"], rest[0]))
+            same &= bool(sizes) or not (
+                is_head and re.fullmatch(different["release"], "".join(rest[:1]))
+            )
             best.setdefault(count, []).extend([key] * same)
     return best[max(best)] if best else []
 
@@ -396,14 +417,25 @@ def _same_architecture(name: str) -> Model | None:
         note = f"{note}; the name has no GGUF type: {said} is assumed, or state {WEIGHTS_FORMAT}"
     draft = entry.own_draft
     # vLLM does not find a checkpoint without its organisation and last word (-Instruct, -it).
-    is_short = entry.id.lower().split("/")[-1].rpartition("-")[0] == name.lower()
+    is_short = _tail(entry.id).rpartition("-")[0] == name.lower()
+    # Its context is that of the release that it begins with (Qwen3-4B-Instruct-2507-FP8).
+    begins = [key for key in alike if _tail(name).startswith(_tail(key))]
+    release = max(begins, key=len, default=entry.id)
     return replace(
         entry,
+        max_context_tokens=_from_entry(release).max_context_tokens,
         id=entry.id if is_short else name,
         quantization=quantization,
+        kv_cache_dtype=_kv_cache_dtype(name),
+        is_assumed=not is_short,
         own_draft=draft and replace(draft, quantization=_draft_scheme(quantization)),
         notes=(*entry.notes, note),
     )
+
+
+def _tail(name: str) -> str:
+    """A name without its organisation."""
+    return name.lower().split("/")[-1]
 
 
 def known_model(name: str) -> Model | None:
@@ -414,15 +446,23 @@ def known_model(name: str) -> Model | None:
 @cache
 def _from_entry(key: str) -> Model:
     entry = _entries()[key]
-    base = entry.get("base")
-    described = {**_entries()[str(base)], **entry} if base is not None else entry
-    return _model(
-        read_config(key, described["config"]),
+    base: Mapping[str, object] = _entries()[str(entry["base"])] if "base" in entry else {}
+    described = {**base, **entry}
+    config = {**(mapping(base.get("config")) or {}), **(mapping(entry.get("config")) or {})}
+    listed = _model(
+        read_config(key, config),
         source=str(described["source"]),
         vision=float(cast("float", described.get("vision_parameters", 0.0))),
         quantization=str(described.get("quantization", "bf16")),
         notes=tuple(cast("list[str]", described.get("notes", []))),
     )
+    return replace(listed, kv_cache_dtype=_kv_cache_dtype(key))
+
+
+def _kv_cache_dtype(name: str) -> str:
+    """What vLLM takes for a KV cache in `auto` with the checkpoint of this name."""
+    rules = packaged_tables("diagnose.catalogue", "model_names.toml")["kv_caches"]
+    return next((kept for rule, kept in rules.items() if re.match(rule, name.lower())), "auto")
 
 
 def model_from_config(name: str, document: object) -> Model:
@@ -484,6 +524,7 @@ def _model(
         vocab_size=config.count("vocab_size", default=0),
         max_context_tokens=_max_context_tokens(config),
         quantization=quantization,
+        kv_cache_dtype=checkpoint_kv_dtype(config),
         multimodal=config.multimodal or vision > 0,
         notes=notes,
         adapters=adapters,
@@ -503,7 +544,8 @@ def _census(
 ) -> tuple[Experts, Parameters | None, AdapterShape | None]:
     """Experts, parameters and LoRA shape; the last two are None if the fields do not allow
     counting."""
-    uneven = config.model_type in _UNCOUNTED or config.has("num_attention_heads_per_layer")
+    by_kind = heads_by_kind(config)
+    uneven = config.model_type in _UNCOUNTED or len(dict(by_kind)) < len(by_kind)
     if uneven or not config.has("hidden_size"):
         seen = expert_census(config) if config.has("num_experts_per_tok") else Experts()
         return seen, None, None

@@ -106,7 +106,7 @@ def shared_width(config: Config) -> int:
     if config.model_type == "llama4":
         return config.positive("intermediate_size")
     shared = config.count("n_shared_experts", default=0)
-    return shared * config.positive("moe_intermediate_size") if shared else 0
+    return shared * config.positive("moe_intermediate_size", "intermediate_size") if shared else 0
 
 
 # --- The dense MLPs of a model: how many matrices, layers, and how wide. Pure ---------------------
@@ -375,8 +375,12 @@ def _attention(config: Config, hidden: int, *, full: bool) -> tuple[float, float
     heads = full_heads(config) if full else sliding_heads(config)
     gated = config.flag("attn_output_gate", default=in_group(config, "gated_attention"))
     query = hidden * heads.queries * heads.key_dim * (2 if gated else 1)
-    if config.flag("use_head_wise_attn_gate", default=False):
+    # Laguna's gate is one for a head, or one for each of its elements.
+    gating = config.fields.get("gating")
+    if config.flag("use_head_wise_attn_gate", default=gating in (True, "per-head")):
         query += hidden * heads.queries
+    elif gating == "per-element":
+        query += hidden * heads.queries * heads.value_dim
     if config.word("attention_gate_func"):
         query += hidden * heads.queries * heads.value_dim
     out = heads.queries * heads.value_dim * hidden

@@ -6,6 +6,7 @@ scheme here, as in published checkpoints.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.catalogue.families import in_group
-from kneewatch.diagnose.catalogue.hf_config import Config
+from kneewatch.diagnose.catalogue.hf_config import Config, mapping
 from kneewatch.diagnose.catalogue.inputs import SizingError
 
 FULL_BITS = 16.0
@@ -31,7 +32,8 @@ class Scheme(Struct, frozen=True):
     fp8, fp4, int8 or float32. `dtypes` are those of activations that vLLM takes, `capability` is
     the lowest compute capability with kernels. `stated_as` is the id of the simpler scheme whose
     name users give for this one. `unpacking_ratio` is the speed of the routed experts' kernels on
-    GPUs that must unpack them, divided by that of other formats' kernels.
+    GPUs that must unpack them, divided by that of other formats' kernels. From the version `until`
+    on, vLLM has no kernels of its own for it, and needs the `plugin`.
     """
 
     id: str
@@ -46,6 +48,8 @@ class Scheme(Struct, frozen=True):
     full_bits: float = FULL_BITS
     dtypes: Sequence[str] = ("bfloat16", "float16")
     capability: float = 0.0
+    until: tuple[int, int, int] | None = None
+    plugin: str = ""
 
     @property
     def in_float32(self) -> Scheme:
@@ -68,7 +72,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 @cache
 def schemes() -> Mapping[str, Scheme]:
     """The packaged schemes by id."""
-    return {name: Scheme(name, **row) for name, row in _tables()["schemes"].items()}
+    rows = _tables()["schemes"].items()
+    return {name: read_as({"id": name, **row}, Scheme) for name, row in rows}
 
 
 def scheme(name: str) -> Scheme:
@@ -107,6 +112,8 @@ def checkpoint_scheme(config: Config) -> str:
     if not method and section.has("quant_algo"):
         method = "modelopt"
     if in_group(config, "compressed") and method in ("fp8", "deepseek_v4_fp8"):
+        if section.word("moe_quant_algo").upper() == "NVFP4":
+            return "fp8-nvfp4"
         return "fp8-mxfp4" if config.word("expert_dtype", default="fp4") == "fp4" else "fp8"
     reader = _READERS.get(method)
     if reader is not None:
@@ -115,6 +122,20 @@ def checkpoint_scheme(config: Config) -> str:
     if named not in schemes():
         raise _not_modelled(section, f"quant_method {method!r}")
     return named
+
+
+def checkpoint_kv_dtype(config: Config) -> str:
+    """The dtype of the KV cache that vLLM takes for `auto`: FP8 where the section asks for it.
+
+    Source: `resolve_kv_cache_dtype_string` of vllm/utils/torch_utils.py (0.32).
+    """
+    section = config.quantization()
+    if section is None or not section.word("quant_method").startswith(_KV_METHODS):
+        return "auto"
+    stated = section.fields.get("kv_cache_scheme") or section.fields.get("kv_cache_quant_algo")
+    described = mapping(stated) or {}
+    is_float = described.get("num_bits") == 8 and described.get("type") == "float"
+    return "fp8" if stated == "FP8" or is_float else "auto"
 
 
 def _weight_bits(section: Config) -> str:
@@ -137,10 +158,13 @@ def _bitsandbytes(section: Config) -> str:
 
 def _modelopt(section: Config) -> str:
     algorithm = section.word("quant_algo", default="FP8").upper()
+    if algorithm == "MIXED_PRECISION" and "NVFP4" in str(section.fields.get("quantized_layers")):
+        # FP8 in attention; a few more layers in FP8 are within a percent.
+        return "nvfp4-mlp"
     scheme_id: str | None = _tables()["modelopt"].get(algorithm)
     if scheme_id is None:
         raise _not_modelled(section, f"quant_algo {algorithm!r}")
-    return scheme_id
+    return _spared(scheme_id, section.words("exclude_modules") or section.words("ignore"))
 
 
 def _quark(section: Config) -> str:
@@ -170,11 +194,15 @@ def _fp8(section: Config) -> str:
 
 
 def _spared(name: str, ignored: Sequence[str]) -> str:
-    """The scheme with 16 bit for those parts that the checkpoint does not quantize."""
-    if not any("self_attn" in word for word in ignored):
+    """The scheme with 16 bit for those parts that the checkpoint does not quantize.
+
+    Norms and indexers of attention are in 16 bit in any case.
+    """
+    name = "nvfp4-linear" if name == "nvfp4" and ignored else name
+    if not any(re.search(r"self_attn(?!.*(norm|index))", word) for word in ignored):
         return name
-    if name == "fp8" and any("shared_expert" in word for word in ignored):
-        return "fp8-experts"
+    if any("shared_expert" in word for word in ignored):
+        return _EXPERTS_ALONE.get(name, name)
     return _ATTENTION_SPARED.get(name, name)
 
 
@@ -200,10 +228,13 @@ def _not_modelled(section: Config, what: str) -> SizingError:
     )
 
 
+_KV_METHODS = ("modelopt", "compressed-tensors")
 _MX_GROUP = 32
 _WHOLE_BITS = {4: "", 8: "int8"}
 # Checkpoints that leave attention in 16 bit: Meta's FP8, Kimi K2's experts in INT4.
-_ATTENTION_SPARED = {"int4": "int4-experts", "fp8": "fp8-mlp"}
+_ATTENTION_SPARED = {"int4": "int4-experts", "fp8": "fp8-mlp", "nvfp4-linear": "nvfp4-ffn"}
+# Their shared experts, too.
+_EXPERTS_ALONE = {"int4": "int4-experts", "fp8": "fp8-experts", "nvfp4-linear": "nvfp4-experts"}
 _READERS: Mapping[str, Callable[[Config], str]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,

@@ -45,7 +45,7 @@ FP4 = {"type": "float", "num_bits": 4, "group_size": 16}
             id="compressed-tensors W4A16, attention apart",
         ),
         pytest.param(compressed({"type": "int", "num_bits": 8}), "int8", id="compressed W8A8"),
-        pytest.param(compressed(FP4), "nvfp4", id="compressed-tensors NVFP4"),
+        pytest.param(compressed(FP4), "nvfp4-linear", id="compressed-tensors NVFP4"),
         pytest.param(compressed({**FP4, "group_size": 32}), "mxfp4", id="compressed-tensors MXFP4"),
         pytest.param(compressed(FP8, FP8), "fp8", id="two groups of one kind"),
         pytest.param({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq", id="gptq 4"),
@@ -55,6 +55,44 @@ FP4 = {"type": "float", "num_bits": 4, "group_size": 16}
         pytest.param({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", id="modelopt FP8"),
         pytest.param(
             {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", id="modelopt FP4"
+        ),
+        pytest.param(
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "exclude_modules": ["lm_head", "model.layers.0.self_attn*"],
+            },
+            "nvfp4-ffn",
+            id="modelopt FP4, attention apart",
+        ),
+        pytest.param(
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["model.layers.3.self_attn*", "model.layers.3.mlp.shared_expert*"],
+            },
+            "nvfp4-experts",
+            id="modelopt FP4, routed experts alone",
+        ),
+        pytest.param(
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}},
+            },
+            "nvfp4-mlp",
+            id="modelopt mixed",
+        ),
+        pytest.param(
+            {
+                "quant_method": "fp8",
+                "modules_to_not_convert": [
+                    "model.layers.0.self_attn.indexers_proj",
+                    "model.layers.0.self_attn.kv_a_layernorm",
+                ],
+            },
+            "fp8",
+            id="fp8, norms and indexers of attention apart (GLM-5)",
         ),
         pytest.param(
             {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}},
@@ -77,6 +115,23 @@ FP4 = {"type": "float", "num_bits": 4, "group_size": 16}
 )
 def test_scheme_of_a_section(section: object, expected: str) -> None:
     assert model_from_config("m", llama(quantization_config=section)).quantization == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": FP8}, "fp8"),
+        (compressed(INT4, kv_cache_scheme=FP8), "fp8"),
+        (compressed(INT4, kv_cache_scheme=INT4), "auto"),
+        # vLLM reads it of these two methods only.
+        ({"quant_method": "fp8", "kv_cache_scheme": FP8}, "auto"),
+        (None, "auto"),
+    ],
+    ids=repr,
+)
+def test_kv_cache_of_a_section(section: object, expected: str) -> None:
+    assert model_from_config("m", llama(quantization_config=section)).kv_cache_dtype == expected
 
 
 @pytest.mark.parametrize(
