@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,12 +152,27 @@ def _launch(given: dict[str, Any], parallel: Parallel, find: Callable[[str], Mod
     fields["settled"] = (*settled, *_without_effect(fields))
     fields |= {"parallel": parallel, "draft": draft}
     fields["version"] = parse_version(version) if version else LATEST
-    launch = launch_of(model, _gpu(given), fields)
+    launch = _with_own_kv_cache(launch_of(model, _gpu(given), fields))
     shared = launch.gpu is not None and launch.gpu.shares_host_memory and launch.slack is None
     if shared and launch.gpu_memory_utilization is None:
         # vLLM's default share is more than the host leaves free.
         return replace(launch, gpu_memory_utilization=most_utilization(launch.gpu))
     return launch
+
+
+# vllm-project/vllm pull request 29980, of December 2025.
+_OWN_KV_CACHE_FROM = parse_version("0.14")
+
+
+def _with_own_kv_cache(launch: Launch) -> Launch:
+    """The launch with the KV cache that its checkpoint asks for, where none is stated."""
+    own, is_vllm = launch.model.kv_cache_dtype, launch.slack is None
+    if not is_vllm or "auto" not in launch.kv_cache_dtype or launch.version < _OWN_KV_CACHE_FROM:
+        return launch
+    if own == "auto":
+        return launch
+    why = f"KV cache in {own}: the checkpoint asks for it, and vLLM takes that for auto"
+    return replace(launch, kv_cache_dtype=own, settled=(*launch.settled, why))
 
 
 # Flags that have no effect beside another one, by the fields of both.
@@ -561,6 +577,8 @@ def error_text(error: SizingError) -> str:
 
 # In front of a GPU, not within its name (mi300x).
 _COUNTED = re.compile(r"^\s*(\d+)\s*x\s*(?=\S)", re.IGNORECASE)
+# Of long lists, those spelled most like the value are named.
+_MOST_CHOICES = 8
 _NO_DRAFT_MODEL = ("ngram", "ngram_gpu", "suffix", "medusa")
 
 
@@ -652,20 +670,30 @@ def _refuse_unreadable(launch: CommandLine) -> None:
             continue
         is_number = flag.kind in ("count", "number", "gib")
         choices, document = flag.choices.split(), _json(text if text.startswith("{") else "{}")
+        if f"{name}-plugin" in launch.flags:
+            choices = []
         lacking = [key for key in flag.keys if key not in (document or {})]
+        members = flag.members.split()
+        strange = [key for key in document or {} if members and key not in members]
+        least = launch.number(flag.least) if isinstance(flag.least, str) else flag.least
+        needs = flag.needs.split()
         with_it = launch.flags.keys() & {flag.excludes}
         why = ""
         if (
             (is_number and launch.unreadable(name))
             or (choices and text.lower() not in choices)
             or document is None
-            or (flag.least is not None and _number(text, flag.least) < flag.least)
+            or (least is not None and _number(text, least) < least)
         ):
             why = repr(text)
-        elif launch.complete and (lacking or (flag.needs and flag.needs not in launch.flags)):
-            why = f"it without {' and '.join(lacking) or flag.needs}"
+        elif strange:
+            why, choices = f"the key {strange[0]!r}", members
+        elif launch.complete and (lacking or (needs and not launch.flags.keys() & {*needs})):
+            why = f"it without {' and '.join(lacking) or ' or '.join(needs)}"
         elif with_it:
             why = f"it beside {flag.excludes}"
+        if len(choices) > _MOST_CHOICES:
+            choices = difflib.get_close_matches(text.lower(), choices, _MOST_CHOICES, cutoff=0.0)
         if why:
             raise SizingError(f"vLLM refuses {why}", name=flag.parameter, choices=choices)
 
@@ -697,11 +725,26 @@ def _scripts(document: object) -> Iterator[str]:
     given = [fields.get(key) for key in _RUN] if fields else [parts]
     words = [word for each in given for word in _words(each)]
     if any("--" in word for word in words):
-        image = fields.get("image")
-        yield shlex.join([*(("docker", "run", str(image)) if image else ()), *words])
+        image, variables = fields.get("image"), list(_variables(fields))
+        stated = [f"--env={pair}" for pair in variables]
+        before = ("docker", "run", *stated, str(image)) if image else variables
+        yield shlex.join([*before, *words])
         yield from (word for word in words if " " in word)  # what a shell runs (sh -c)
     else:
         yield from chain.from_iterable(map(_scripts, parts))
+
+
+def _variables(fields: Mapping[str, object]) -> Iterator[str]:
+    """NAME=VALUE of a container's variables (Kubernetes, Compose)."""
+    listed = fields.get("env") or fields.get("environment")
+    for name, value in (mapping(listed) or {}).items():
+        yield f"{name}={value}"
+    for each in _items(listed):
+        entry = mapping(each)
+        if entry is None:
+            yield str(each)
+        elif "value" in entry:
+            yield f"{entry.get('name')}={entry['value']}"
 
 
 def _words(value: object) -> list[str]:

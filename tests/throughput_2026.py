@@ -35,6 +35,8 @@ GIVEN, PUBLIC, UNSEEN = RECORDED = (
     "throughput_2026_public.jsonl",
     "throughput_2026_unseen.jsonl",
 )
+THIRD = "throughput_2026_third.jsonl"
+"""Points of later in 2026, written down before anything of them was computed, and in no fit."""
 AIMS: Mapping[str, float] = {"output tokens/s": 0.25, "TPOT": 0.25, "TTFT": 0.5}
 """How far measured over predicted may be from 1, by figure."""
 _NAMES = {"TPOT": "ITL"}
@@ -53,6 +55,7 @@ def question_of(case: Case) -> Question:
                 tensor=case["tp"],
                 pipeline=case.get("pp", 1),
                 experts=case.get("expert_parallel", False),
+                data=case.get("dp", 1),
             ),
             quantization=case.get("quantization"),
             kv_cache_dtype=case.get("kv_cache_dtype", "auto"),
@@ -62,6 +65,7 @@ def question_of(case: Case) -> Question:
             max_num_seqs=case.get("max_num_seqs"),
             max_num_batched_tokens=case.get("max_num_batched_tokens"),
             enforce_eager=case.get("enforce_eager", False),
+            other_flags=tuple(map(tuple, case.get("other_flags", ()))),
         ),
         concurrency=float(case["concurrency"]),
         input_tokens=float(case["input_tokens"]),

@@ -400,7 +400,9 @@ class Flag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     needs: str = ""
     excludes: str = ""
     keys: tuple[str, ...] = ()
-    least: float | None = None
+    members: str = ""
+    least: float | str | None = None
+    lengthens: bool = False
     may_change: str = ""
     help: str = ""
     first: bool = False

@@ -9,7 +9,7 @@ from kneewatch.collector.engines.engine_kind import LONGEST_TOKENS, MEMORY_SHARE
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, NODE_GPUS, Gpu
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, is_format, scheme
 from kneewatch.diagnose.deployment.vllm_flags import UNKNOWN, effect_of, nearest_flag
-from kneewatch.diagnose.sizing.memory.launch import Launch
+from kneewatch.diagnose.sizing.memory.launch import LONGER, Launch
 from kneewatch.diagnose.sizing.speed.performance import planned_overhead_ratio
 from kneewatch.diagnose.sizing.speed.roofline_inputs import busiest_ratio
 from kneewatch.rules.formatting import figure, percent
@@ -20,9 +20,6 @@ _TIGHT_UTILIZATION = 0.95
 _PCIE_TENSOR_PARALLEL = 2
 # Of GPUs that share the host's memory: published recipes of DGX Spark.
 _SHARED_UTILIZATION = 0.85
-
-
-_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def most_utilization(gpu: Gpu | None) -> float:
@@ -43,14 +40,16 @@ def launch_doubts(launch: Launch) -> Iterator[str]:
     if launch.auto_context and launch.max_model_len is not None:
         longest = launch.max_model_len
         yield f"{LONGEST_TOKENS} auto: vLLM takes the tokens that fit, about {longest:,}"
-    own = launch.model.max_context_tokens
-    if own and launch.longest_tokens > own:
-        is_allowed = launch.flag(_LONGER) in ("1", "true", "True")
+    own, scheme = launch.model.max_context_tokens, launch.scheme
+    if own and launch.longest_tokens > own and not launch.refusal:
         yield f"{LONGEST_TOKENS} is above the model's {own:,} tokens: " + (
-            f"{_LONGER} lets vLLM start, and answers beyond may be wrong"
-            if is_allowed
-            else f"vLLM refuses to start unless rope scaling, an override or {_LONGER}=1 allows it"
+            f"{LONGER if launch.flag(LONGER) else 'another flag'} lets vLLM start, and answers "
+            "beyond may be wrong"
+            if launch.is_lengthened
+            else f"vLLM refuses to start unless rope scaling, an override or {LONGER}=1 allows it"
         )
+    if scheme.plugin and scheme.until and launch.version >= scheme.until:
+        yield f"vLLM has no {scheme.id} weights of its own any more: pip install {scheme.plugin}"
     unknown = [flag for flag, _ in launch.other_flags if effect_of(flag.split(".")[0]) == UNKNOWN]
     if unknown:
         meant = {flag: nearest_flag(flag) for flag in unknown if launch.slack is None}

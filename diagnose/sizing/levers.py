@@ -235,7 +235,13 @@ def _splits(answer: Size) -> set[tuple[int, int]]:
 def _flags(answer: Size, seats: int) -> Iterator[tuple[str, Launch]]:
     """Changes of vLLM's flags that need no other GPUs or weights."""
     launch = answer.question.launch
-    if not answer.memory.holds_one and answer.memory.longest_that_fits:
+    own = launch.model.max_context_tokens
+    if launch.refusal and launch.longest_tokens > own:
+        yield (
+            f"{LONGEST_TOKENS} {own}",
+            replace(launch, max_model_len=own, context_tokens=min(launch.context, own)),
+        )
+    elif not answer.memory.holds_one and answer.memory.longest_that_fits:
         yield "", launch
     yield from _roomier(launch, seats)
     latent = any(isinstance(part.kind, LatentAttention) for part in launch.model.layers)

@@ -69,6 +69,8 @@ def start_failure(answer: Memory, fewest: FewestGpus | None) -> str | None:
     launch, longest = answer.launch, answer.longest_that_fits
     if answer.starts:
         return None
+    if launch.refusal:
+        return f"vLLM would not start: {launch.refusal}"
     if not answer.has_room:
         room = figure(max(answer.room_bytes / GIB, 0.0))
         return (

@@ -53,7 +53,8 @@ def test_a_row_is_read_from_a_command_line_and_counted_or_named(flag: Flag) -> N
         assert flag.read(launch) == READ[flag.kind]
         assert bool(ignored_flags(launch)) != bool(flag.help) or not flag.may_change
     is_read = flag.help or flag.since or flag.shown or flag.may_change or flag.printed or flag.until
-    is_checked = flag.needs or flag.excludes or flag.keys or flag.least is not None
+    is_checked = flag.needs or flag.excludes or flag.keys or flag.members or flag.lengthens
+    is_checked = is_checked or flag.least is not None
     assert is_read or is_checked, "the row has no use"
 
 

@@ -1141,7 +1141,10 @@ def test_a_gpu_whose_name_ends_in_x_is_counted_in_front_only(
         ("--max-modle-len 8192", "--max-modle-len (did you mean --max-model-len?)"),
         ("--gpu-memory-utilisation 0.9", "(did you mean --gpu-memory-utilization?)"),
         ("--zzz-foo 3", "unknown to kneewatch: --zzz-foo"),
-        ("--max-model-len 200000", "vLLM refuses to start unless"),
+        (
+            "--max-model-len 200000 --hf-overrides {}",
+            "another flag lets vLLM start, and answers beyond may be wrong",
+        ),
     ],
 )
 def test_what_the_command_line_gets_wrong_stands_under_the_verdict(flag: str, warning: str) -> None:
@@ -1187,6 +1190,14 @@ def test_a_command_has_the_whole_id_of_a_short_name() -> None:
          "ngram without num_speculative_tokens"),
         ("Qwen/Qwen3-8B --quantization int8", "--quantization", "vLLM refuses 'int8'"),
         ("Qwen/Qwen3-8B --hf-overrides {rope", "--hf-overrides", "vLLM refuses '{rope'"),
+        ("Qwen/Qwen3-8B --attention-backend FLASH_ATN", "--attention-backend",
+         "'FLASH_ATN'; choices: flash_attn"),
+        ("Qwen/Qwen3-8B --reasoning-parser qwen", "--reasoning-parser", "choices: qwen3"),
+        ("""Qwen/Qwen3-8B --compilation-config '{"cudagraph_mod":"FULL"}'""",
+         "--compilation-config", "the key 'cudagraph_mod'"),
+        ("Qwen/Qwen3-8B --enable-lora --max-loras 8 --max-cpu-loras 4", "--max-cpu-loras", "'4'"),
+        ("Qwen/Qwen3-30B-A3B -dp 2 --data-parallel-external-lb", "--data-parallel-external-lb",
+         "it without --data-parallel-rank or --nnodes"),
         (
             "Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --no-enable-chunked-prefill",
             "--enable-prefix-caching", "set --no-enable-prefix-caching",
@@ -1208,6 +1219,9 @@ def test_what_vllm_refuses_is_refused(line: str, flag: str, words: str) -> None:
         "Qwen/Qwen3-8B --no-enable-chunked-prefill",
         "Qwen/Qwen3-8B --no-enable-chunked-prefill --max-num-batched-tokens 2k --max-model-len 2k",
         "Qwen/Qwen3-8B --max-model-len -1",
+        "Qwen/Qwen3-8B --attention-backend FLASHINFER --reasoning-parser qwen3",
+        "Qwen/Qwen3-8B --reasoning-parser mine --reasoning-parser-plugin mine.py",
+        "Qwen/Qwen3-30B-A3B -tp 2 --data-parallel-external-lb --nnodes 2",
         "Qwen/Qwen3-8B --max-model-len auto --max-num-seqs $SEATS",
         "Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 8k --limit-mm-per-prompt '{}'",
         "Qwen/Qwen3-8B --gpu-memory-utilization .95 -tp {{ .Values.tp }} --cpu-offload-gb 1.",
@@ -1217,6 +1231,65 @@ def test_what_vllm_refuses_is_refused(line: str, flag: str, words: str) -> None:
 def test_what_vllm_accepts_is_sized(line: str) -> None:
     done = size("--gpu", "h100-sxm", f"vllm serve {line}")
     assert done.stdout.startswith("FITS"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("Qwen/Qwen3-8B --max-model-len 80000", "--max-model-len is above the model's 40,960"),
+        ("Qwen/Qwen3-8B --quantization bitsandbytes", "later have no bitsandbytes weights"),
+    ],
+)
+def test_a_launch_that_vllm_refuses_does_not_fit(line: str, why: str) -> None:
+    done = size("--gpu", "h200", f"vllm serve {line}")
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert text.startswith("DOES NOT FIT: vLLM would not start: ")
+    assert why in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--vllm-version", "0.31.0", "Qwen/Qwen3-8B --quantization bitsandbytes"),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 80000",),
+        # Sized by its name: its own context may be longer.
+        ("vllm serve someone/Qwen3-8B-Mine --max-model-len 80000",),
+    ],
+)
+def test_a_launch_that_vllm_may_take_is_sized(words: tuple[str, ...]) -> None:
+    *flags, line = words
+    line = line if "vllm serve" in line else f"vllm serve {line}"
+    done = size("--gpu", "h200", *flags, line)
+    assert done.stdout.startswith("FITS"), done.stdout + done.stderr
+
+
+def test_gguf_says_which_plugin_vllm_needs() -> None:
+    text = " ".join(size("unsloth/Qwen3-8B-GGUF:Q4_K_M", "h200").stdout.split())
+    assert "vLLM has no q4_k weights of its own any more: pip install vllm-gguf-plugin" in text
+
+
+def test_a_checkpoint_that_asks_for_an_fp8_cache_gets_it_as_in_vllm() -> None:
+    """vLLM 0.14 and later, b200 with MiniMax-M2.5-NVFP4: 769,888 tokens, which only FP8 gives."""
+    asked = ("--gpu", "b200", "vllm serve nvidia/MiniMax-M2.5-NVFP4 -tp 2")
+    new, old = document(*asked)[1], document("--vllm-version", "0.13.0", *asked)[1]
+    assert new["inputs"]["kv_cache_dtype"] == "fp8"
+    held = [each["memory"]["kv_capacity_tokens"]["expected"] for each in (new, old)]
+    assert held[0] > 1.8 * held[1]
+    assert "KV cache in fp8: the checkpoint asks for it" in " ".join(size(*asked).stdout.split())
+    stated = document(*asked[:2], f"{asked[2]} --kv-cache-dtype bfloat16")[1]
+    assert stated["inputs"]["kv_cache_dtype"] == "bfloat16"
+
+
+def test_variables_of_a_container_are_read() -> None:
+    for listed in (
+        "env: [{name: VLLM_USE_DEEP_GEMM, value: '0'}, {name: A, valueFrom: {}}]",
+        "environment: {VLLM_USE_DEEP_GEMM: 0}",
+        "environment: [VLLM_USE_DEEP_GEMM=0]",
+    ):
+        pasted = f"image: vllm/vllm-openai:v0.20.0\n{listed}\nargs: [--model, Qwen/Qwen3-8B]\n"
+        text = size("--gpu", "h100", "--launch", pasted).stdout
+        assert "run: VLLM_USE_DEEP_GEMM=0 vllm serve Qwen/Qwen3-8B" in text
 
 
 def test_whole_prompts_take_a_budget_of_the_longest() -> None:

@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import Range
-from kneewatch.diagnose.catalogue.gpu_specs import Gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.layers import (
     MXFP8_PAGE_BYTES,
@@ -40,6 +39,8 @@ HEADROOM_LOW_RATIO, HEADROOM_HIGH_RATIO = 0.30, 0.50
 # Computed weights are within 2% of logged ones, of NVFP4 within 3%. Where the maker's recipe is not
 # known, some layers may be in 8 or 16 bit (up to 9% above computed), or attention in 4 bit.
 _WEIGHTS_RATIO, _NVFP4_RATIO, _MIXED_PRECISION_RATIO = 0.02, 0.03, 0.09
+
+_MXFP8_FROM = (0, 30, 0)
 
 
 class Memory(Struct, frozen=True):
@@ -78,9 +79,10 @@ class Memory(Struct, frozen=True):
 
     @property
     def starts(self) -> bool:
-        """Whether vLLM starts: one request of full length fits, and a state for each request that
-        may run, in no more memory than the GPU has."""
-        return self.has_room and self.holds_one and self.most_seqs >= self.launch.seqs
+        """Whether vLLM starts: it takes the flags, and one request of full length fits, and a state
+        for each request that may run, in no more memory than the GPU has."""
+        has_memory = self.has_room and self.holds_one and self.most_seqs >= self.launch.seqs
+        return has_memory and self.launch.refusal is None
 
     @property
     def has_room(self) -> bool:
@@ -179,7 +181,7 @@ def _laid_out(launch: Launch) -> KvLayout:
         drafted = launch.draft.tokens
     batches = taken.batches_in_flight(launch.parallel.pipeline)
     return _layout_of(
-        _in_records_of(launch.gpu, layers),
+        _in_records_of(launch, layers),
         KvSettings(
             tensor_parallel=launch.parallel.tensor,
             pipeline_parallel=launch.parallel.pipeline,
@@ -198,9 +200,11 @@ def _laid_out(launch: Launch) -> KvLayout:
     )
 
 
-def _in_records_of(gpu: Gpu | None, layers: Sequence[Layers]) -> tuple[Layers, ...]:
-    """The layers, with MXFP8 vectors if this GPU's kernels store them."""
-    if gpu is None or not (gpu.compute_capability or "").startswith("10."):
+def _in_records_of(launch: Launch, layers: Sequence[Layers]) -> tuple[Layers, ...]:
+    """The layers, with MXFP8 vectors if this GPU's kernels store them (images before 0.30 did not:
+    FLASHMLA_SPARSE_DSV41)."""
+    capability = launch.gpu.compute_capability if launch.gpu is not None else ""
+    if not (capability or "").startswith("10.") or launch.version < _MXFP8_FROM:
         return tuple(layers)
     return tuple(
         Layers(

@@ -14,6 +14,7 @@ from msgspec.structs import fields as struct_fields
 from msgspec.structs import replace
 
 from kneewatch.collector.engines.engine_kind import (
+    LONGEST_TOKENS,
     NO_CHUNKS,
     NO_PREFIX_CACHE,
     VLLM,
@@ -368,6 +369,31 @@ class Launch(Struct, frozen=True):
         return self.flag(NO_CHUNKS) is not None
 
     @property
+    def is_lengthened(self) -> bool:
+        """Whether a flag or variable may allow requests longer than the model's."""
+        named = {flag.partition(".")[0] for flag, _ in self.other_flags}
+        longer = any(flag.launch in named for flag in FLAGS if flag.lengthens)
+        return longer or self.flag(LONGER) in ("1", "true", "True")
+
+    @property
+    def refusal(self) -> str | None:
+        """Why vLLM refuses the launch, however much memory there is; None if it takes it."""
+        own, scheme = self.model.max_context_tokens, self.scheme
+        if self.slack is not None:
+            return None
+        if own and self.longest_tokens > own and not (self.model.is_assumed or self.is_lengthened):
+            return (
+                f"{LONGEST_TOKENS} is above the model's {own:,} tokens; use {LONGEST_TOKENS} "
+                f"{own}, a rope scaling, or {LONGER}=1"
+            )
+        if scheme.until and self.version >= scheme.until and not scheme.plugin:
+            return (
+                f"vLLM {scheme.until[0]}.{scheme.until[1]} and later have no {scheme.id} weights; "
+                "use another checkpoint"
+            )
+        return None
+
+    @property
     def longest_tokens(self) -> int:
         """Tokens of the longest allowed request.
 
@@ -431,6 +457,9 @@ def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Launc
         fields = {**fields, "available_kv_bytes": fixed_bytes}
     return Launch(model, gpu, **fields)
 
+
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""The variable with which vLLM takes requests longer than the model's."""
 
 UNSET = {
     f"{place}{field.name}": field.default

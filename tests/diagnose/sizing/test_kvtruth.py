@@ -25,7 +25,7 @@ from tests.kvtruth import (
     rule_misses,
     weights_misses,
 )
-from tests.kvtruth_2026 import RECORDED, launch_of_case, recorded, row_of, rows
+from tests.kvtruth_2026 import RECORDED, THIRD, launch_of_case, recorded, row_of, rows
 from tests.kvtruth_2026 import within as within_bound
 
 VERSIONS = {case["case_id"]: case["version"] for case in cases()}
@@ -96,6 +96,10 @@ GIVEN, PUBLIC, UNSEEN = RECORDED
         # Of six that miss, two share the host's memory and two are under WSL.
         (UNSEEN, "kv", 0.10, 0.79),
         (UNSEEN, "weights", 0.03, 0.9),
+        (THIRD, "concurrency", 0.01, 1.0),
+        # Of nine that miss, three are of one checkpoint, three of one host, two of one image.
+        (THIRD, "kv", 0.10, 0.5),
+        (THIRD, "weights", 0.035, 1.0),
     ],
 )
 def test_a_figure_of_2026_is_near_the_logged_one(
@@ -171,6 +175,22 @@ def test_a_cache_that_flash_attention_does_not_read_takes_flashinfers_workspace(
 def test_the_free_memory_of_an_unseen_start_up(ends: str, bound_ratio: float) -> None:
     row = next(row for row in rows(UNSEEN) if row.case["case_id"].endswith(ends))
     assert row.kv == pytest.approx(0, abs=bound_ratio)
+
+
+def test_what_is_refused_of_the_third_round_is_not_modelled() -> None:
+    refused = {row.case["model"].split("/")[1]: row.refused for row in rows(THIRD) if row.refused}
+    assert set(refused) == {"GLM-5.3-Flash-NVFP4", "Qwen3.8-Flash-Next-Uncensored-NVFP4"}
+    assert all("which is not modelled" in why for why in refused.values())
+
+
+def test_deepseek_v41_has_smaller_vectors_since_mega_attention() -> None:
+    """Images before 0.30 stored fp8_ds_mla on data-centre Blackwell, too: 63.36 was logged."""
+    case = next(case for case in recorded(THIRD) if case["case_id"].endswith("dsv41-flash-dp8"))
+    old = replace(launch_of_case(case), available_kv_bytes=case["available_kv_gib"] * GIB)
+    new = replace(old, version=(0, 30, 0))
+
+    assert memory(old).concurrency.expected == pytest.approx(63.36, rel=0.002)
+    assert memory(new).concurrency.expected == pytest.approx(69.1, rel=0.002)
 
 
 @pytest.mark.parametrize("name", RECORDED)
