@@ -181,8 +181,8 @@ def text(diagnoses: Sequence[Verdict], style: Style, *, footers: bool = True) ->
     `footers`: add what latencies were judged against, and what could not be judged.
     """
     ordered = sorted(diagnoses, key=lambda d: -d.severity)
-    blocks = [as_text(_body(diagnosis, style), style) for diagnosis in ordered]
-    ends = [as_text(_footer(diagnosis), style) for diagnosis in ordered]
+    blocks = [as_text([_head(each, style), *body(each, style)], style) for each in ordered]
+    ends = [as_text(footer(diagnosis), style) for diagnosis in ordered]
     if not footers:
         return "\n\n".join(blocks)
     if len(set(ends)) == 1:
@@ -192,11 +192,13 @@ def text(diagnoses: Sequence[Verdict], style: Style, *, footers: bool = True) ->
 
 def markdown(diagnoses: Sequence[Verdict], *, footers: bool = True, docs_url: str = "") -> str:
     """The diagnoses of one moment as Markdown, the worst engine first. `footers` as in `text`."""
+    style = Style(docs_url=docs_url)
     return "\n\n".join(
         as_markdown(
             [
-                *_body(diagnosis, Style(docs_url=docs_url)),
-                *(_footer(diagnosis) if footers else ()),
+                _head(diagnosis, style),
+                *body(diagnosis, style),
+                *(footer(diagnosis) if footers else ()),
                 (LINE, f"{date(diagnosis.t_s)} {clock(diagnosis.t_s)} UTC"),
             ]
         )
@@ -446,7 +448,9 @@ def _numbers(diagnosis: Verdict, numbers: Sequence[advice.Column]) -> list[tuple
     ]
 
 
-def _body(diagnosis: Verdict, style: Style) -> list[Row]:
+def body(diagnosis: Verdict, style: Style) -> list[Row]:
+    """What follows the headline of a diagnosis: what changed, the stage, the main numbers, the
+    causes with what to do, and findings that no cause covers."""
     lines = [
         changed_words(diagnosis),
         stage_words(diagnosis),
@@ -454,7 +458,7 @@ def _body(diagnosis: Verdict, style: Style) -> list[Row]:
     ]
     if diagnosis.severity and (symptoms := symptom_lines(diagnosis)):
         lines.append(f"symptoms: {'; '.join(' '.join(each) for each in symptoms)}")
-    rows = [(HEAD, _verdict(diagnosis, style)), *((LINE, line) for line in lines if line)]
+    rows = [(LINE, line) for line in lines if line]
     for place, cause in enumerate(diagnosis.causes, 1):
         rows += _cause(place, cause, diagnosis, style)
     if worse := notable(diagnosis, "warning", "critical"):
@@ -467,13 +471,13 @@ def _body(diagnosis: Verdict, style: Style) -> list[Row]:
     return rows + [(ITEM, finding_words(finding, diagnosis)) for finding in notes]
 
 
-def _verdict(diagnosis: Verdict, style: Style) -> str:
+def _head(diagnosis: Verdict, style: Style) -> Row:
     verdict = style.paint(diagnosis.health.upper(), diagnosis.health)
     first = f"  {style.bold(diagnosis.headline)}" if diagnosis.headline else ""
     # A failing target is scraped ever more rarely: durations end at its newest scrape.
     last = "log read" if diagnosis.judged_against == LOG_BASIS else "last tried"
     as_of = "" if diagnosis.was_read else f", {last} at {clock(diagnosis.t_s)} UTC"
-    return f"{verdict}{first}  {who(diagnosis)}{as_of}"
+    return HEAD, f"{verdict}{first}  {who(diagnosis)}{as_of}"
 
 
 def _cause(place: int, cause: Cause, diagnosis: Verdict, style: Style) -> list[Row]:
@@ -527,7 +531,8 @@ def summary_words(cause: Cause, t_s: float) -> str:
     return cause.summary
 
 
-def _footer(diagnosis: Verdict) -> list[Row]:
+def footer(diagnosis: Verdict) -> list[Row]:
+    """What the latencies were judged against, the server, and what could not be judged."""
     rows: list[Row] = []
     if diagnosis.was_read:
         rows.append((LINE, f"window {span(diagnosis.window_s)}; {latency_basis(diagnosis)}"))

@@ -15,24 +15,12 @@ from unicodedata import combining, east_asian_width
 from msgspec import Struct
 
 from kneewatch.agent.watch.state import Kind, ScreenRow, Trail
-from kneewatch.diagnose.doc_links import cause_page
-from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Cause, Verdict
-from kneewatch.reports import advice_text as advice
-from kneewatch.reports.advice_text import Column
-from kneewatch.reports.coverage import gaps
-from kneewatch.reports.diagnosis_text import (
-    advice_words,
-    evidence_lines,
-    finding_words,
-    latency_basis,
-    notable,
-    summary_words,
-    symptom_lines,
-    who,
-)
-from kneewatch.reports.health import WORST_FIRST, stage_unknown
-from kneewatch.reports.lines import lasting, printable
-from kneewatch.rules.cascade import FILLING_FROM_RATIO, NAMES, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
+from kneewatch.diagnose.verdict import UNKNOWN_STAGE, Verdict
+from kneewatch.reports.advice_text import Column, first_steps
+from kneewatch.reports.diagnosis_text import CAUSE, INDENTS, SECTION, Style, body, footer, who
+from kneewatch.reports.health import WORST_FIRST
+from kneewatch.reports.lines import printable
+from kneewatch.rules.cascade import FILLING_FROM_RATIO, QUEUE_SHARE_OF_RUNNING, TTFT_DRIFT
 from kneewatch.rules.formatting import clock, date, duration, number, percent, span
 from kneewatch.rules.library import rule_of
 from kneewatch.rules.rule import Severity
@@ -412,12 +400,8 @@ def _join(pieces: list[Piece], piece: Piece) -> None:
 
 
 GAP = 2
-LADDER_FROM = 70
 
 CHART_NUMBERS: tuple[Column, ...] = (
-    ("running", "running {}", number),
-    ("itl_p99_s", "ITL P99 {}", duration),
-    ("preemption_ratio_per_s", "preempted {}/s", percent),
     ("arrival_per_s", "arrivals {}/s", number),
     ("generation_tokens_per_s", "tokens {}/s", number),
 )
@@ -438,17 +422,23 @@ _ChartSpec = tuple[str, str, Callable[[float], str], float | None, float]
 
 
 def details(row: ScreenRow, trail: Trail, frame: Screen) -> list[Line]:
-    """The lines about one engine, the most urgent first."""
+    """The lines about one engine: charts, what to do, and the text of its diagnosis."""
     diagnosis = row.diagnosis
     lines = _head(row, frame)
     if diagnosis is None:
         return lines
-    over = chart_span(trail.times_s, max(8, (frame.width - 2 * GAP) // 3))
-    lines += _stage(diagnosis, over, frame)
-    lines += _charts(diagnosis, trail, over, frame)
-    for place, cause in enumerate(diagnosis.causes, 1):
-        lines += [(), *_cause(place, cause, diagnosis, frame)]
-    return lines + _rest(diagnosis, frame)
+    lines += _charts(diagnosis, trail, frame)
+    for cause in diagnosis.causes[:1]:
+        for label, words, flags in first_steps(diagnosis, cause):
+            lines += _fold(frame, f"{label}: {flags or words}", "strong")
+    severities = (cause.severity.word for cause in diagnosis.causes)
+    for kind, words in (*body(diagnosis, Style(docs_url=frame.docs_url)), *footer(diagnosis)):
+        tone = next(severities) if kind == CAUSE else ""
+        if kind in (CAUSE, SECTION):
+            lines.append(())
+        indent, more = INDENTS[kind]
+        lines += _fold(frame, words, tone, indent=indent, more=more)
+    return lines
 
 
 def _fold(
@@ -479,40 +469,20 @@ def _head(row: ScreenRow, frame: Screen) -> list[Line]:
     return lines
 
 
-def _stage(diagnosis: Verdict, over: ChartSpan, frame: Screen) -> list[Line]:
-    """The stages of the cascade with the present one marked, followed by its duration and the
-    forecast."""
-    stage = diagnosis.stage
-    if stage.severity is None:
-        return _fold(frame, f"KV cache: unknown, {stage_unknown(diagnosis)}", "unknown")
-    pieces: list[Piece] = [("KV cache ", "")]
-    ladder = NAMES if frame.width >= LADDER_FROM else ()
-    for at, name in enumerate(ladder):
-        here = at == stage.number
-        tone = (stage.severity.word if stage.number else "ok") if here else "faint"
-        pieces.append((f"[{at} {name}]" if here else f" {at} {name} ", tone))
-    stage_text = f"stage {stage.number} {lasting(stage.since_s or diagnosis.t_s, diagnosis.t_s)}"
-    if stage.forecast_s is not None:
-        stage_text += f"; full in about {span(stage.forecast_s)} at the present trend"
-    if not ladder:
-        pieces.append((f"{stage.number} {stage.name}", stage.severity.word))
-    charted: Line = ((f"charts: {span(over.length_s)}", "faint"),)
-    return [tuple(pieces), spread(((stage_text, ""),), charted, frame.width)]
-
-
-def _charts(diagnosis: Verdict, trail: Trail, over: ChartSpan, frame: Screen) -> list[Line]:
+def _charts(diagnosis: Verdict, trail: Trail, frame: Screen) -> list[Line]:
+    over = chart_span(trail.times_s, max(8, (frame.width - 2 * GAP) // 3))
     drawn = [_drawn(spec, diagnosis, trail, over, frame) for spec in _chart_specs(diagnosis)]
     gap: Piece = (" " * GAP, "")
     lines: list[Line] = [
         (*left, gap, *middle, gap, *right) for left, middle, right in zip(*drawn, strict=True)
     ]
-    line = ""
-    for key, words, format_value in CHART_NUMBERS if diagnosis.values else ():
-        value = diagnosis.values.get(key)
-        shown = words.format("-" if value is None else format_value(value))
-        longer = f"{line}   {shown}".lstrip()
-        line = longer if len(longer) <= frame.width else line
-    return [*lines, ((line, ""),)] if line else lines
+    numbers = [
+        words.format("-" if (value := diagnosis.values.get(key)) is None else shown(value))
+        for key, words, shown in CHART_NUMBERS
+    ]
+    line = frame.glyphs.fit("   ".join(numbers), min(frame.width, 40)).rstrip()
+    charted: Line = ((f"charts: {span(over.length_s)}", "faint"),)
+    return [*lines, spread(((line, ""),), charted, frame.width)] if diagnosis.values else lines
 
 
 def _chart_specs(diagnosis: Verdict) -> tuple[_ChartSpec, ...]:
@@ -568,51 +538,3 @@ def _drawn(
         top = 1.0
     rows = frame.chart_rows
     return [title_line, *chart(shown, rows=rows, top=top, bound=limit, glyphs=frame.glyphs)]
-
-
-def _cause(place: int, cause: Cause, diagnosis: Verdict, frame: Screen) -> list[Line]:
-    head = f"{place}. {frame.glyphs.clean(cause.id)}"
-    summary = f"  {cause.severity.word}, confidence {cause.confidence:.2f}, "
-    summary += lasting(cause.since_s or diagnosis.t_s, diagnosis.t_s)
-    evidence, against = evidence_lines(cause)
-    details = advice.detail_rows(diagnosis, cause)
-    lines: list[Line] = [((head, cause.severity.word), (summary, ""))]
-    if cells(head) + len(summary) > frame.width:
-        lines = [((head, cause.severity.word),), *_fold(frame, summary.strip(), indent=3, more=0)]
-    lines += _fold(frame, summary_words(cause, diagnosis.t_s), indent=3, more=0)
-    for label, words, flags in advice.first_steps(diagnosis, cause):
-        lines += _fold(frame, f"{label}: {flags or words}", "strong", indent=3)
-        lines += _fold(frame, words, indent=5, more=0) if flags else []
-    expected = [row for row in details if row.startswith(advice.EXPECTED)]
-    later = [row for row in details if row not in expected]
-    reasons = [*expected, *(f"+ {item}" for item in evidence), *(f"- {item}" for item in against)]
-    if cause.explains:
-        later.append(f"explains: {', '.join(cause.explains)}")
-    if docs := cause_page(frame.docs_url, cause.id):
-        later.append(f"docs: {docs}")
-    for row in (*reasons, *later):
-        lines += _fold(frame, row, indent=3)
-    return lines
-
-
-def _rest(diagnosis: Verdict, frame: Screen) -> list[Line]:
-    lines: list[Line] = []
-    for head, states in (("other findings:", ("warning", "critical")), ("notes:", ("info",))):
-        findings = notable(diagnosis, *states)
-        lines += [(), ((head, ""),)] if findings else []
-        for finding in findings:
-            lines += _fold(
-                frame,
-                f"{finding_words(finding, diagnosis)}. {advice_words(finding, diagnosis)}",
-                indent=3,
-            )
-    if diagnosis.symptoms:
-        symptoms = "; ".join(f"{each} {words}" for each, words in symptom_lines(diagnosis))
-        lines += [(), *_fold(frame, f"symptoms: {symptoms}")]
-    window = f"window {span(diagnosis.window_s)}; "
-    lines += [(), *_fold(frame, window + latency_basis(diagnosis))]
-    unjudged = gaps(diagnosis)
-    lines += [(("could not be judged:", ""),)] if unjudged else []
-    for line in unjudged:
-        lines += _fold(frame, line, indent=3)
-    return lines

@@ -59,7 +59,7 @@ def test_keys_are_taken_and_the_terminal_is_given_back(tmp_path: Path) -> None:
         session.press("+")
         session.shows("playing x120")
         session.resize(170, 50)
-        session.shows("state .* ── .*engine 0", "KV cache ")
+        session.shows("state .* ── .*engine 0", "KV cache: ")
         session.press("q")
         status, said = session.ends()
         assert (status, said) == (1, "")
@@ -130,7 +130,7 @@ def test_a_daemon_that_is_not_there(tmp_path: Path) -> None:
 
 def test_neither_colour_nor_unicode_where_they_are_not_wanted(tmp_path: Path) -> None:
     with Session(SICK, cwd=tmp_path, env={"LANG": "C", "NO_COLOR": "1"}) as session:
-        session.shows(">CRITICAL", "KV cache ")
+        session.shows(">CRITICAL", "TTFT P99 ")
         session.press("q")
         assert session.ends()[0] == 1
         assert session.written.isascii()

@@ -22,6 +22,7 @@ from kneewatch.agent.watch.rendering import (
 )
 from kneewatch.agent.watch.state import Kind, RowKey, ScreenRow, Trail
 from kneewatch.diagnose.verdict import Verdict
+from kneewatch.reports.diagnosis_text import Style, text
 from kneewatch.rules.library import slo_rules
 from kneewatch.rules.rule import Finding
 from tests.recordings import CAPTURES, diagnoses
@@ -67,19 +68,16 @@ def test_the_first_screen_of_a_cascade() -> None:
     lines = told(QUEUEING, trail_of(CASCADE[: at + 1])).splitlines()
     assert lines[0].startswith("CRITICAL  kv_pressure")
     assert lines[0].endswith("UTC")
-    assert "[3 queueing]" in lines[1]
-    assert lines[2].startswith("stage 3 ")
-    assert "since 00:" in lines[2]
-    assert lines[3].startswith("KV 100%")
-    assert "≤ 90%" in lines[3]
-    assert "waiting " in lines[3]
-    assert "TTFT P99 " in lines[3]
-    assert "█" in lines[6]
-    assert "┄" in "".join(lines[4:7])
-    assert "running " in lines[7]
-    assert "preempted " in lines[7]
+    assert lines[1].startswith("KV 100%")
+    assert "≤ 90%" in lines[1]
+    assert "waiting " in lines[1]
+    assert "TTFT P99 " in lines[1]
+    assert "█" in lines[4]
+    assert "┄" in "".join(lines[2:5])
+    assert "arrivals " in lines[5]
+    assert "charts: " in lines[5]
     first = next(line for line in lines if line.startswith("1. "))
-    assert first.startswith("1. kv_pressure  critical, confidence 0.")
+    assert first.startswith("1. kv_pressure (critical, confidence 0.")
     assert any(
         re.match(r"   then fix it: --num-gpu-blocks-override \d+ \(now 160\)", line)
         for line in lines
@@ -89,10 +87,15 @@ def test_the_first_screen_of_a_cascade() -> None:
 def test_what_to_do_comes_before_why() -> None:
     shown = told(QUEUEING)
     places = [
-        shown.index(word)
-        for word in ("do first: ", "then fix it: --", "expected: ", "   + ", "verify: ")
+        shown.index(word) for word in ("do first: ", "then fix it: --", "KV cache: ", "   + ")
     ]
     assert places == sorted(places)
+
+
+def test_it_is_the_text_of_diagnose() -> None:
+    shown = " ".join(told(QUEUEING).split())
+    _, *lines = text([QUEUEING], Style()).splitlines()
+    assert " ".join(" ".join(lines).split()) in shown
 
 
 def test_a_cause_that_only_lingers_says_of_when_its_numbers_are() -> None:
@@ -137,8 +140,10 @@ def test_everything_of_the_report_is_there() -> None:
 
 
 def test_a_number_that_is_not_known_is_a_dash() -> None:
-    shown = told(changed(HEALTHY, values={**NUMBERS, "itl_p99_s": None, "kv_usage_ratio": None}))
-    assert "ITL P99 -" in shown
+    shown = told(
+        changed(HEALTHY, values={**NUMBERS, "arrival_per_s": None, "kv_usage_ratio": None})
+    )
+    assert "arrivals -/s" in shown
     assert "KV -" in shown
 
 
@@ -165,13 +170,14 @@ def test_what_is_stale_says_so() -> None:
 def test_forecast() -> None:
     assert HEALTHY.stage.number is not None
     filling = replace(HEALTHY.stage, number=1, name="filling", forecast_s=130.0)
-    assert "full in about 2 min at the present trend" in told(changed(HEALTHY, stage=filling))
+    shown = told(changed(HEALTHY, stage=filling), width=160)
+    assert "full in about 2 min at this trend" in shown
 
 
 @pytest.mark.parametrize(("running", "most"), [(0.0, 1), (8.0, 1), (12.0, 2), (15.0, 3), (16.0, 3)])
 def test_how_many_may_wait(running: float, most: int) -> None:
     shown = told(changed(SICK, values={**NUMBERS, "running": running})).splitlines()
-    assert f"≤ {most} " in shown[3]
+    assert f"≤ {most} " in shown[1]
 
 
 def with_targets(ttft_s: float | None, itl_s: float | None) -> Verdict:

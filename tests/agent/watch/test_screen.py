@@ -94,13 +94,13 @@ def test_the_details_scroll() -> None:
     async def scroll(pilot: Pilot[None]) -> None:
         assert not any("could not be judged" in line for line in lines_of(pilot))
         assert line_with(await pressed(pilot, "space", "space"), "explains: queue_saturation")
-        assert line_with(await pressed(pilot, "pageup", "pageup"), "KV cache ")
+        assert line_with(await pressed(pilot, "pageup", "pageup"), "do first: ")
         lines = await pressed(pilot, "tab", "down", "j", "j")
         assert selected(lines) == "b-sick"
-        assert "KV cache " not in lines[7]
+        assert "TTFT P99 " not in lines[7]
         lines = await pressed(pilot, "G")
         assert "more below" not in lines[5]
-        assert "KV cache " in (await pressed(pilot, "g"))[7]
+        assert "TTFT P99 " in (await pressed(pilot, "g"))[7]
         assert selected(await pressed(pilot, "tab", "down")) == "a-well"
 
     driven(view_of(three()), scroll)
