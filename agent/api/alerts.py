@@ -277,17 +277,11 @@ def stored_verdict(
 ) -> tuple[Verdict | None, str]:
     """The worst verdict on replicas that was valid at `at_s`, or None; and the reason if it is
     None, else ""."""
-    if not replicas:
-        return None, "unknown: not watched at that time"
     try:
-        verdicts, damaged = history.verdicts(replicas, at_s)
+        verdicts = history.verdicts(replicas, at_s) if replicas else []
     except Problem:
         return None, "unknown: cannot read the history"
-    if verdicts:
-        return verdicts[0], ""
-    if damaged:
-        return None, "unknown: the history is damaged at that time"
-    return None, "unknown: not watched at that time"
+    return (verdicts[0], "") if verdicts else (None, "unknown: nothing is stored of that time")
 
 
 def _verdict(diagnosis: Verdict | None) -> str:

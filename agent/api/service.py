@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from kneewatch.agent.api.responses import Problem
 from kneewatch.agent.settings.effective import Settings
-from kneewatch.agent.store.chunks import DamagedError
 from kneewatch.agent.store.reader import Reader
 from kneewatch.agent.store.records import Series, StoredEngine
 from kneewatch.agent.store.writer import Store
@@ -270,12 +269,6 @@ EngineInterval = tuple[StoredEngine, Interval]
 """A period in which an engine had a stage, cause or health."""
 
 
-def damage_notices(damaged: Sequence[str]) -> list[str]:
-    """At most one sentence: which targets have no diagnosis because their history is damaged."""
-    text = f"the history is damaged at that moment: no diagnosis of {', '.join(damaged)}"
-    return [text] if damaged else []
-
-
 class History(Struct, frozen=True):
     """Access to the stored history. `reader` and `store` are None if no history is kept."""
 
@@ -285,42 +278,23 @@ class History(Struct, frozen=True):
     def engines(self, target: str | None) -> list[StoredEngine]:
         return self._read(lambda reader: reader.engines(target))
 
-    def verdicts(
-        self, engines: Sequence[StoredEngine], at_s: float
-    ) -> tuple[list[Verdict], tuple[str, ...]]:
-        """The verdicts on engines at a moment, worst first, including those that are not written to
-        disk yet; and the targets whose stored history is damaged."""
-        unwritten_s = self.unwritten_s
-        is_unwritten = unwritten_s is not None and at_s >= unwritten_s
-        waiting = self.store.waiting() if is_unwritten and self.store is not None else []
+    def verdicts(self, engines: Sequence[StoredEngine], at_s: float) -> list[Verdict]:
+        """The stored verdicts on engines at a moment, worst first."""
 
-        def read(reader: Reader) -> tuple[list[Verdict], tuple[str, ...]]:
-            verdicts: list[Verdict] = []
-            damaged: list[str] = []
-            for engine in engines:
-                verdict = reader.waiting(engine, waiting, at_s) if waiting else None
-                try:
-                    verdict = verdict or reader.lookup(engine.id, at_s)
-                except DamagedError:
-                    damaged.append(engine.target)
-                verdicts += [] if verdict is None else [verdict]
-            return worst_first(verdicts), tuple(dict.fromkeys(damaged))
+        def read(reader: Reader) -> list[Verdict]:
+            verdicts = (reader.verdict(engine.id, at_s) for engine in engines)
+            return worst_first(verdict for verdict in verdicts if verdict is not None)
 
         return self._read(read)
 
-    @property
-    def unwritten_s(self) -> float | None:
-        """Unix time at which writing the history began to fail. None while it works."""
-        return None if self.store is None else self.store.stats().unwritten_s
-
     def notices(self, now_s: float) -> list[str]:
         """At most one sentence: that the history cannot be written, and since when."""
-        since_s = self.unwritten_s
+        since_s = None if self.store is None else self.store.stats().unwritten_s
         if since_s is None:
             return []
         return [
             f"the history is not written since {moment(since_s, now_s)} "
-            f"({span(max(0.0, now_s - since_s))}): newer data is only in memory; see the log"
+            f"({span(max(0.0, now_s - since_s))}): newer moments are missing; see the log"
         ]
 
     def intervals(

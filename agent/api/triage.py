@@ -35,7 +35,6 @@ from kneewatch.agent.api.service import (
     EngineInterval,
     History,
     Service,
-    damage_notices,
     history_reach,
     interval_document,
     late,
@@ -123,10 +122,9 @@ class Triage:
             state.name: query.now_s - state.t_s for state in states if late(state, query.now_s)
         }
         if is_past:
-            verdicts, damaged = history.verdicts(stored, moment_s)
-            notices = [*damage_notices(damaged), *notices]
+            verdicts = history.verdicts(stored, moment_s)
             if not verdicts and not intervals:
-                raise _nothing_then(stored, damaged, notices)
+                raise _nothing_then(stored, notices)
         else:
             each = (shown(state, late=state.name in late_s) for state in states)
             verdicts = worst_first(chain.from_iterable(each))
@@ -191,18 +189,9 @@ def redirect(path: str, request: Request, names: Sequence[str], *, target: str =
     return RedirectResponse(f"{path}{suffix}", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-def _nothing_then(
-    engines: Sequence[StoredEngine], damaged: Sequence[str], notices: Sequence[str]
-) -> Problem:
-    if not engines:
-        return Problem(HTTPStatus.NOT_FOUND, "; ".join(["nothing is stored yet", *notices]))
-    if damaged:
-        lines = [*notices, history_reach(engines)]
-    elif notices:
-        lines = ["no data at that moment", history_reach(engines), *notices]
-    else:
-        lines = ["nothing was watched at that moment", history_reach(engines)]
-    return Problem(HTTPStatus.NOT_FOUND, "; ".join(lines))
+def _nothing_then(engines: Sequence[StoredEngine], notices: Sequence[str]) -> Problem:
+    lines = [NOT_THEN, history_reach(engines)] if engines else ["nothing is stored yet"]
+    return Problem(HTTPStatus.NOT_FOUND, "; ".join([*lines, *notices]))
 
 
 # --- Diagnoses of several targets as text and Markdown --------------------------------------------
@@ -361,8 +350,7 @@ def _interval(row: EngineInterval, t_s: float) -> str:
 REFRESH_S = 5.0
 NO_HISTORY = "No history is stored, or it cannot be read: timeline and charts are missing."
 NO_PAST = "the history cannot be read"
-DAMAGED = "the history is damaged at that moment"
-NOT_THEN = "not watched at that moment"
+NOT_THEN = "nothing is stored of that moment"
 NOT_YET = "not scraped yet"
 NO_MORE = "no longer watched; its history is available"
 
@@ -459,9 +447,9 @@ class _Page:
 
     def then(self, of_fleet: TargetState | None) -> list[TargetView]:
         """The targets at the requested moment. `of_fleet` is the requested one of a fleet."""
-        verdicts, damaged, cannot = list[Verdict](), tuple[str, ...](), ""
+        verdicts, cannot = list[Verdict](), ""
         try:
-            verdicts, damaged = self._history.verdicts(self._engines, self.request.moment_s)
+            verdicts = self._history.verdicts(self._engines, self.request.moment_s)
         except Problem:
             cannot = NO_PAST
         views: list[TargetView] = []
@@ -472,8 +460,7 @@ class _Page:
                 views.append(_target(of_fleet, engines, of_fleet.t_s, sources=False))
                 continue
             if not then:
-                why = DAMAGED if name in damaged else self._nothing_then(name)
-                views.append(self._without(name, cannot or why))
+                views.append(self._without(name, cannot or self._nothing_then(name)))
                 continue
             state, last_s = self._service.state(name), max(diagnosis.t_s for diagnosis in then)
             engines = [self._engine(diagnosis) for diagnosis in then]

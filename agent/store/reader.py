@@ -21,14 +21,10 @@ from kneewatch.agent.store.chunks import (
     DamagedError,
     Decoders,
     SignalChunk,
-    floats_from_bytes,
 )
 from kneewatch.agent.store.database import SIGNALS, connect_to_read, identity, is_damage, rows_of
 from kneewatch.agent.store.encoding import (
     CHAIN_MAX_LINKS,
-    EngineName,
-    PackedCycle,
-    PackedEngine,
     decompress_document,
     verdict_at_scrape,
 )
@@ -70,44 +66,6 @@ class Scrape(Struct, frozen=True):
         return at_s - self.t_s <= self.lasts_s
 
 
-def verdict_from_queue(
-    connection: sqlite3.Connection,
-    engine_id: int,
-    name: EngineName,
-    waiting: Sequence[PackedCycle],
-    at_s: float,
-) -> Verdict | None:
-    """The verdict at a time, from queued cycles. `waiting` is sorted, oldest first. None if no
-    cycle covers the time."""
-    own = [
-        engine
-        for cycle in waiting
-        if cycle.target == name.target
-        for engine in cycle.engines
-        if engine.name == name and engine.t_s <= at_s
-    ]
-    if not own:
-        return None
-    last = own[-1]
-    times = [engine.t_s for engine in own[-TIMES_KEPT:]]
-    scrape = Scrape(last.t_s, away_s(times), exact=True, values=lambda: _values(last))
-    if not scrape.covers(at_s):
-        return None
-    document = next(
-        (engine.document for engine in reversed(own) if engine.document is not None), None
-    )
-    if document is None:
-        stored = _stored_document(connection, engine_id, last.t_s)
-        document = None if stored is None else stored[0]
-    if document is None:
-        return None
-    return verdict_at_scrape(document, last.t_s, scrape.values(), averaged=False, exact=True)
-
-
-def _values(engine: PackedEngine) -> Mapping[str, float]:
-    return dict(zip(engine.keys, floats_from_bytes("f", engine.signals), strict=True))
-
-
 def _stored_document(
     connection: sqlite3.Connection, engine_id: int, t_s: float
 ) -> tuple[bytes, bool] | None:
@@ -131,13 +89,8 @@ def _stored_document(
 
 
 def _newest_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
-    """The newest scrape at or before a time. None if there is none.
-
-    Raises:
-        DamagedError: the scrape is in a damaged chunk.
-    """
+    """The newest scrape at or before a time. None if there is none. Damaged chunks are skipped."""
     candidates = [_open_scrape(connection, engine_id, at_s)]
-    damage: DamagedError | None = None
     # Chunks overlap only where the clock was set back.
     rows = chunk_rows(connection, SIGNALS, engine_id, from_s=-math.inf, to_s=at_s)
     newest = max((row.max_s for row in rows if row.max_s <= at_s), default=-math.inf)
@@ -147,12 +100,8 @@ def _newest_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) 
                 candidates.append(_chunk_scrape(connection, row, at_s))
             except DamagedError as error:
                 log_damage("chunk", row.id, error)
-                damage = error if at_s <= row.max_s + away_s(()) else damage
     scrapes = [scrape for scrape in candidates if scrape is not None]
-    newest_scrape = max(scrapes, key=lambda scrape: scrape.t_s, default=None)
-    if damage is not None and (newest_scrape is None or not newest_scrape.covers(at_s)):
-        raise damage
-    return newest_scrape
+    return max(scrapes, key=lambda scrape: scrape.t_s, default=None)
 
 
 def _open_scrape(connection: sqlite3.Connection, engine_id: int, at_s: float) -> Scrape | None:
@@ -297,16 +246,6 @@ class Reader:
 
     def verdict(self, engine_id: int, at_s: float) -> Verdict | None:
         """The verdict that was valid at a time. None if there is none, or if it is damaged."""
-        with contextlib.suppress(DamagedError):
-            return self.lookup(engine_id, at_s)
-        return None
-
-    def lookup(self, engine_id: int, at_s: float) -> Verdict | None:
-        """The verdict that was valid at a time. None if there is none.
-
-        Raises:
-            DamagedError: the stored data is damaged.
-        """
         with self._snapshot() as connection:
             try:
                 scrape = _newest_scrape(connection, engine_id, at_s)
@@ -322,28 +261,12 @@ class Reader:
                 )
             except DamagedError as error:
                 log_damage("document", engine_id, error)
-                raise
-
-    def waiting(
-        self, engine: StoredEngine, cycles: Sequence[PackedCycle], at_s: float
-    ) -> Verdict | None:
-        """The verdict at a time, from cycles that are queued for writing. None if they do not
-        cover the time."""
-        name = EngineName(engine.target, engine.model, engine.engine, engine.replica)
-        with self._snapshot() as connection:
-            try:
-                return verdict_from_queue(connection, engine.id, name, cycles, at_s)
-            except DamagedError as error:
-                log_damage("document", engine.id, error)
                 return None
 
     def watched(self, engine_id: int, at_s: float) -> bool:
         """Whether the engine was being watched at a time."""
         with self._snapshot() as connection:
-            try:
-                scrape = _newest_scrape(connection, engine_id, at_s)
-            except DamagedError:
-                return False
+            scrape = _newest_scrape(connection, engine_id, at_s)
         return scrape is not None and scrape.covers(at_s)
 
     def recommendations(

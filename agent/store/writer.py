@@ -74,10 +74,6 @@ class Backlog:
         """Time of the oldest queued cycle; None when the queue is empty."""
         return self._waiting[0].t_s if self._waiting else None
 
-    def waiting(self) -> list[PackedCycle]:
-        """All queued cycles. Thread-safe: copying a deque is atomic."""
-        return list(self._waiting)
-
     def next(self, limit: int) -> list[PackedCycle]:
         """The oldest cycles to be written next: at most `limit`, and about `BATCH_BYTES`."""
         sizes = itertools.accumulate(cycle.bytes for cycle in self._waiting)
@@ -386,10 +382,6 @@ class Store:
                 self._store_file.oldest_s,
                 self._unwritten_s,
             )
-
-    def waiting(self) -> list[PackedCycle]:
-        """Encoded cycles that are not written yet, oldest first."""
-        return self._backlog.waiting()
 
     def check(self) -> None:
         """Check the file for damage soon, and not only once a day. Thread-safe."""

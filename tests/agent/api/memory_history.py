@@ -41,10 +41,6 @@ class Remembered:
             return None
         return replace(verdict, t_s=min(at_s, verdict.t_s))
 
-    def lookup(self, engine_id: int, at_s: float) -> Verdict | None:
-        """The same; nothing of it is damaged."""
-        return self.verdict(engine_id, at_s)
-
     def watched(self, engine_id: int, at_s: float) -> bool:
         """Whether there is one."""
         return self.verdict(engine_id, at_s) is not None

@@ -103,7 +103,7 @@ def test_before_the_history_is_404_and_says_where_it_begins(service: Service) ->
         unknown = client.get(f"{TRIAGE}/nope?at=-1h")
     assert missing.status_code == other.status_code == unknown.status_code == 404
     assert missing.json()["detail"] == (
-        "nothing was watched at that moment; the history begins at 2026-11-20 23:06:40 UTC and "
+        "nothing is stored of that moment; the history begins at 2026-11-20 23:06:40 UTC and "
         "ends at 2026-11-21 00:06:40 UTC"
     )
     assert other.json()["detail"] == "nothing is stored yet"

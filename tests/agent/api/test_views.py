@@ -62,7 +62,7 @@ def test_the_same_of_a_past_moment(service: Service) -> None:
     assert page.targets[0].engines[0].diagnosis.t_s == NOW_S - 1800
     assert page.targets[0].last_s == NOW_S - 1800
     assert page.targets[0].sources == ()
-    assert page.targets[2].error == "not watched at that moment"
+    assert page.targets[2].error == "nothing is stored of that moment"
 
 
 def test_a_target_that_is_no_longer_watched_has_a_past() -> None:

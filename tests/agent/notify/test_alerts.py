@@ -109,9 +109,9 @@ def test_a_start_that_nobody_watched_is_unknown(reader: Reader, starts_s: float)
         post(alert(starts_s=starts_s, instance="r0:8000")), service(state(sick()), reader=reader)
     )
     (look,) = reply["alerts"][0]["diagnoses"]
-    assert (look["at_start"], look["why"]) == (None, "unknown: not watched at that time")
+    assert (look["at_start"], look["why"]) == (None, "unknown: nothing is stored of that time")
     assert look["now"]["health"] == "critical"
-    assert "unknown: not watched at that time" in reply["alerts"][0]["text"]
+    assert "unknown: nothing is stored of that time" in reply["alerts"][0]["text"]
 
 
 def test_without_a_history_the_start_is_unknown() -> None:

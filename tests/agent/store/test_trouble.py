@@ -86,7 +86,8 @@ def settle_or_fail(store: Store) -> None:
 def pack(store: Store) -> None:
     """Wait until everything that was put is packed, while nothing can be written."""
     store.flush()
-    until(lambda: store.stats().queued == len(store.waiting()))
+    backlog = store._backlog  # pyright: ignore[reportPrivateUsage]
+    until(lambda: store.stats().queued == len(backlog))
 
 
 def test_a_full_disk_loses_nothing_that_fits_the_queue(tmp_path: Path) -> None:
