@@ -218,6 +218,9 @@ class Some(Condition, Struct, frozen=True):
         return _any(parts) if side else _all(parts)
 
 
+ALWAYS = Every(())
+
+
 def _all(parts: Sequence[str]) -> str:
     """A Python expression that is true if all parts are."""
     return f"({' and '.join(parts)})" if parts else "True"
@@ -247,18 +250,6 @@ class Assume(Condition, Struct, frozen=True):
         if side == self.unknown:
             return f"(not {self.part.source(scope, side=not side)})"
         return self.part.source(scope, side=side)
-
-
-class Constant(Condition, Struct, frozen=True):
-    """Always true, or always false."""
-
-    value: bool
-
-    def source(self, scope: Scope, *, side: bool = True) -> str:
-        return str(side == self.value)
-
-
-ALWAYS = Constant(True)
 
 
 class Known(Condition, Struct, frozen=True):

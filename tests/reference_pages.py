@@ -41,7 +41,6 @@ from kneewatch.rules.conditions import (
     Check,
     Compare,
     Condition,
-    Constant,
     Every,
     FirstOf,
     Formula,
@@ -400,6 +399,8 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
     """Where a condition is true, or with `side` false where it is false, as text or as a list of
     all or any; with `unknown` also where it is unknown."""
     match condition:
+        case Every(()):
+            return "always" if side else "never"
         case Every(parts) | Some(parts):
             kind = "all" if isinstance(condition, Every) == side else "any"
             items: list[_Tree] = []
@@ -417,8 +418,6 @@ def _tree(condition: Condition, *, side: bool, unknown: bool) -> _Tree:
             return f"{text} (or unknown)" if unknown else text
         case Known(of):
             return f"{quantity(of)} is {'known' if side else 'unknown'}"
-        case Constant(value):
-            return "always" if value == side else "never"
         case Check(_, of, for_s, _):
             text = f"{_inline(_tree(of, side=True, unknown=False))} for {for_s.value:g} s"
             return text if side else f"not ({text})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.agent.server.process import is_local
 from kneewatch.agent.targets import TargetSpec
 from kneewatch.collector.errors import CollectError
 from kneewatch.collector.exposition import Limits
@@ -274,31 +274,8 @@ class NodeCollector:
 
 
 def on_this_node(spec: TargetSpec) -> bool:
-    """Whether a target's server runs on this node, judged by its address and its label `node`.
-
-    Host names are not resolved: a lookup could hang, and its result can change.
-    """
+    """Whether a target's server runs on this node, judged by its address and its label `node`."""
     if spec.played:
         return False
-    own = socket.gethostname().lower()
-    if spec.labels.get("node", "").strip().lower() == own:
-        return True
-    host = parse_target(spec.address).host.lower()
-    if host == "localhost" or host.endswith(".localhost") or host == own:
-        return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified or _is_own(address)
-
-
-def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    # Only an address of this machine can be bound to; nothing is sent.
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True
+    stated = spec.labels.get("node", "").strip().lower()
+    return stated == socket.gethostname().lower() or is_local(parse_target(spec.address).host)

@@ -1,7 +1,7 @@
 """Finds the vLLM process that listens on a target's port on this node, and reads its command line,
 the files named there, and the host's signals. I/O edge.
 
-psutil is imported only for targets on this node.
+psutil is imported only for targets on this node, and to learn the node's addresses.
 """
 
 from __future__ import annotations
@@ -171,12 +171,18 @@ def read_process(target: str, now_s: float) -> tuple[SourceReading, ServerProces
 
 
 def is_local(host: str) -> bool:
-    """Whether the host of a target is this node."""
+    """Whether the host of a target is this node.
+
+    Host names are not resolved: a lookup could hang, and its result can change.
+    """
+    host = host.partition("%")[0].lower()
+    if host in ("localhost", socket.gethostname().lower()) or host.endswith(".localhost"):
+        return True
     try:
-        address = ip_address(host.partition("%")[0])
+        address = ip_address(host)
     except ValueError:
-        return host in ("localhost", socket.gethostname())
-    if address.is_loopback:
+        return False
+    if address.is_loopback or address.is_unspecified:
         return True
     import psutil
 
@@ -236,9 +242,14 @@ def _bound_to(text: str) -> IPv4Address | IPv6Address:
 
 def _is_bound_to(bound: IPv4Address | IPv6Address, host: str) -> bool:
     try:
-        return bound == _bound_to(host)
+        at = _bound_to(host)
     except ValueError:
-        return bound.is_loopback if host == "localhost" else not bound.is_unspecified
+        is_loopback = host.lower().endswith("localhost")
+    else:
+        if not at.is_unspecified:
+            return bound == at
+        is_loopback = True
+    return bound.is_loopback if is_loopback else not bound.is_unspecified
 
 
 def _server_process(process: psutil.Process) -> tuple[psutil.Process, CommandLine] | None:

@@ -62,7 +62,7 @@ def test_a_server_shows_its_command_line_and_variables(listening: Listen) -> Non
     assert "hunter2" not in repr(values)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "0.0.0.0"])
 def test_a_server_is_found_by_each_name_of_this_node(listening: Listen, host: str) -> None:
     _, port = listening("vllm", "serve", "org/model")
     assert read(port, host).command_line is not None
