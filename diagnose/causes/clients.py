@@ -51,11 +51,15 @@ def _given_up_lever(facts: Facts) -> str:
 
 
 ABORTED = Live("finished_abort_per_s")
-ACCEPTED, GIVEN_UP = (
-    Live("accepted_per_s"),
-    Live("given_up_per_s").at_least(ABORTED.otherwise(0.0)),
+FAILED, FAILED_SHARE = Live("finished_error_per_s"), Live("finished_error_ratio")
+REFUSED = Live("server_error_per_s") - (
+    Live("rejected_per_s").otherwise(0.0) + FAILED.otherwise(0.0)
 )
-GIVEN_UP_SHARE = Live("given_up_ratio").otherwise(0.0).at_least(ABORTED_SHARE.otherwise(0.0))
+LEFT = (ABORTED - REFUSED.otherwise(0.0).at_least(0.0)).otherwise(0.0)
+"""Aborted requests whose calls did not end in HTTP 5xx: the server aborted the others."""
+
+ACCEPTED, GIVEN_UP = Live("accepted_per_s"), Live("given_up_per_s").at_least(LEFT)
+GIVEN_UP_SHARE = Live("given_up_ratio").otherwise(0.0).at_least((LEFT / SERVED).otherwise(0.0))
 """Of the calls, or of the requests: a call that its client leaves may be counted as neither."""
 
 TAKEN = ACCEPTED.at_least(SERVED)
@@ -104,10 +108,6 @@ CLIENTS_GIVE_UP = cause(
     ),
 )
 
-FAILED, FAILED_SHARE = Live("finished_error_per_s"), Live("finished_error_ratio")
-REFUSED = Live("server_error_per_s") - (
-    Live("rejected_per_s").otherwise(0.0) + FAILED.otherwise(0.0)
-)
 CALLS = FirstOf((ACCEPTED, SERVED)) + WRONG.otherwise(0.0) + Live("server_error_per_s")
 REFUSED_SHARE = REFUSED / CALLS
 """Share of the calls that fail with HTTP 5xx in the API server: neither counted as failed by the

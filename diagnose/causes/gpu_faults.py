@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from kneewatch.collector.packaged import packaged_tables, read_as
 from kneewatch.diagnose.cause import Cause
+from kneewatch.diagnose.causes.availability import stalled_from_s
 from kneewatch.diagnose.causes.evidence import Case, Facts
 from kneewatch.diagnose.causes.record import cause
 from kneewatch.diagnose.deployment.server_state import GpuState
@@ -47,6 +48,9 @@ PCIE_REPLAYS_PER_S = 8 / 60
 """DCGM's limit: eight replays a minute."""
 
 GUESS_LOG_ODDS = -0.8
+TOGETHER_S = 60.0
+"""An XID and a stop of the engine within this time are one event: DCGM reports each 30 s."""
+
 WORKS_AGAIN = (
     "Nothing to do now: the code stays until the driver or its exporter restarts. The kernel log "
     "has its time."
@@ -98,8 +102,22 @@ def gpu_fault(facts: Facts) -> Cause | None:
     for gpu, fault in faults:
         weight, text = WEIGHTS[fault.severity], f"{gpu.name}: {fault.what}"
         case.weigh(fault.signal, fault.value, fault.threshold, weight, text)
+    if _stopped_the_engine(facts):
+        return case.close()
     dead = bool(facts.gpus_lost) or any(fault.dead for _, fault in faults)
     return close_of_gpus(case, facts, most=Severity.WARNING if dead else Severity.INFO)
+
+
+def _stopped_the_engine(facts: Facts) -> bool:
+    """Whether the engine is stalled since about the time of an urgent XID: then the GPU is one of
+    this server's."""
+    stalled_s = facts.streaks_s.get("stalled", 0.0)
+    return stalled_s >= stalled_from_s(facts.values) and any(
+        seen.since_s is not None and abs(facts.now_s - stalled_s - seen.since_s) <= TOGETHER_S
+        for gpu in facts.gpus
+        for seen in gpu.xids
+        if seen.code in XIDS and XIDS[seen.code].urgent
+    )
 
 
 def close_of_gpus(case: Case, facts: Facts, *, most: Severity = Severity.INFO) -> Cause | None:

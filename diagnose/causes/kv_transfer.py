@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from kneewatch.diagnose.causes.common_conditions import (
+    ARRIVALS,
     BATCH,
     DECODES_FROM,
     DEFERRED_AVG,
@@ -48,6 +49,7 @@ MEAN_S, DRIFT = Live("kv_transfer_mean_s"), Live("kv_transfer_drift_ratio")
 SHARE = MEAN_S / Live("ttft_mean_s")
 FAILED = Live("kv_transfer_failed_per_s")
 FAIL = FAILED > 0.0
+DEFERRED_NOW = Live("waiting_deferred")
 WAITING, ARRIVED = Live("kv_fetch_waiting"), Live("kv_fetch_arrived").otherwise(0.0)
 NOT_BEGUN = Live("kv_fetch_queued").otherwise(0.0)
 FETCH_S = WAITING / SERVED  # a request's mean wait for its KV, by Little's law
@@ -70,17 +72,33 @@ HELD_BACK = DEFERRED_HELD & (DEFERRED_AVG >= (0.5 * BATCH).at_least(2.0)) & FETC
 PASSED_OVER = (
     Check(
         "passed_over",
-        ~DEFERRED_AVG.known & QUEUED & (Live("ttft_mean_s") <= 0.2 * WAIT_S),
+        ~DEFERRED_AVG.known
+        & QUEUED
+        & ((Live("ttft_mean_s") <= 0.2 * WAIT_S) | (BATCH < 0.5).assume(unknown=False)),
         Number(30.0),
         stretch=False,
     )
     & FETCHES_UNTOLD
 )
-"""Requests wait far longer than those took that got their first token.
+"""Requests wait far longer than those took that got their first token, or while hardly one runs.
 
-A queue for capacity is served in order, so these would have waited as long. Needed only where the
-page does not tell a queue for capacity from requests that are held back (before vLLM 0.20).
+A queue for capacity is served in order, so these would have waited as long, and it keeps the engine
+busy. Needed only where the page does not tell a queue for capacity from requests that are held back
+(before vLLM 0.20).
 """
+
+SERVED_WAIT = ARRIVALS * Live("queue_mean_s")
+STRANDED = (
+    Check(
+        "stranded",
+        (DEFERRED_NOW >= 1.0) & (DEFERRED_AVG >= (2.0 * SERVED_WAIT).at_least(SERVED_WAIT + 1.0)),
+        Number(180.0),
+        stretch=False,
+    )
+    & FETCHES_UNTOLD
+)
+"""Some requests are held back for ever. By Little's law those that are served account for as many
+as arrive in the time that they queued; more are held back at each moment of three minutes."""
 
 FAR_LONGER = (DRIFT >= 1.5) | (~DRIFT.known & (MEAN_S >= 0.25))
 """A transfer takes longer than usual. If its usual time is unknown, it takes longer than a user
@@ -135,7 +153,7 @@ def _lever(facts: Facts) -> str:
 KV_TRANSFER_SLOW = cause(
     "kv_transfer_slow",
     Form(
-        gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK | PASSED_OVER,
+        gate=LONG | SLOWER | FAIL | FETCHING | HELD_BACK | PASSED_OVER | STRANDED,
         start=Number(-0.3),
         terms=(
             term(SHARE, 0.3, 1.2, _long, when=LONG),
@@ -162,10 +180,19 @@ KV_TRANSFER_SLOW = cause(
                 WAIT_S,
                 None,
                 1.2,
-                "{waiting_avg} requests wait, about {value:s} each, while those that are served "
-                "get their first token after {ttft_mean_s:s}, on a server that fetches KV",
+                "{waiting_avg} requests wait, about {value:s} each, beside {running_avg} running "
+                "ones; first tokens come after {ttft_mean_s:s}, on a server that fetches KV",
                 when=PASSED_OVER,
                 signal="waiting",
+            ),
+            term(
+                DEFERRED_AVG,
+                None,
+                1.2,
+                "{value:.1f} requests are held back at any time, while those that are served wait "
+                "{queue_mean_s:s}: some are never served, on a server that fetches KV",
+                when=STRANDED & ~HELD_BACK,
+                signal="waiting_deferred",
             ),
             term(
                 NOT_BEGUN,

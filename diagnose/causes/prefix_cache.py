@@ -19,7 +19,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Form, Term, cause, term
 from kneewatch.rules.conditions import ALWAYS, FirstOf, Number
-from kneewatch.rules.formatting import percent
+from kneewatch.rules.formatting import duration, percent
 from kneewatch.rules.quantities import BaselineValue, Configured, Live, Minimum, Recent, Watched
 from kneewatch.rules.rule import Severity
 
@@ -271,6 +271,24 @@ def _first_difference(facts: Facts) -> str:
     )
 
 
+_turnover_s, _turnover_is_short = TURNOVER_S.read(), TURNOVER_IS_SHORT.python()
+
+
+def _reuse_lever(facts: Facts) -> str:
+    """What to look at first; if the cache would keep no prefix for a minute, also at its size."""
+    other = "compare vLLM's version and flags."
+    if _turnover_is_short(facts):
+        other = (
+            "more of them may be in use than the KV cache holds: new blocks replace its free part "
+            f"in {duration(_turnover_s(facts) or 0.0)}. Then route by session, or enlarge it."
+        )
+    return (
+        "Check what changed at the start of the prompts (a date, an id, a reordered template) and "
+        "the router's session affinity. The shared prefix must come first, byte for byte. If "
+        f"prompts and router are as before, {other}"
+    )
+
+
 def _smaller_block(facts: Facts) -> str:
     """How to make blocks smaller, depending on why they are large."""
     if facts.config.get("user_specified_block_size") == "True":
@@ -385,9 +403,7 @@ PREFIX_REUSE_LOST = cause(
             ("quiet_tokens", QUIET_HIT_TOKENS),
         ),
         summary="Prompts stopped sharing prefixes",
-        lever="Check what changed at the start of the prompts (a date, an id, a reordered "
-        "template) and the router's session affinity. The shared prefix must come first, byte "
-        "for byte. If prompts and router are as before, compare vLLM's version and flags.",
+        lever=_reuse_lever,
     ),
     Form(
         gate=NEVER_HIT & ~IN_FEW_BLOCKS.assume(unknown=False),

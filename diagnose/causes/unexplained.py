@@ -43,6 +43,7 @@ from kneewatch.diagnose.causes.common_conditions import (
     UNMOVED,
     UNTIL_THEN,
     USUAL_STALL_SHARE,
+    USUAL_TTFT_MEAN_S,
     VERY_LATE_FROM,
 )
 from kneewatch.diagnose.causes.evidence import Facts
@@ -115,8 +116,16 @@ PAUSES_HELD = Check("pauses", PAUSES.assume(unknown=False), Number(75.0))
 """Pauses that come back: a single one leaves the window sooner."""
 
 
+NOTICED_S = 0.1
+NOTICED = (
+    (Live("ttft_mean_s") - USUAL_TTFT_MEAN_S >= NOTICED_S) | (UNMOVED * Live(DEMAND) >= 1.0)
+).assume(unknown=True)
+"""Callers notice the delay. At a far lower load less is no news: idle GPUs lower their clocks, and
+a first token then takes tens of milliseconds more."""
+
+
 def _far_off(late: Condition) -> Condition:
-    return (late & LOAD_IS_NO_REASON | TOKENS_LATE & TOKENS_ALONE).assume(unknown=False)
+    return (late & LOAD_IS_NO_REASON & NOTICED | TOKENS_LATE & TOKENS_ALONE).assume(unknown=False)
 
 
 LATE_FOR_LONG = ((Live("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)

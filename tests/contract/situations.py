@@ -335,6 +335,14 @@ OTHERS: Mapping[str, Situation] = {
     "unexplained_latency:by the mean too": replace(
         UNEXPLAINED.but(ttft_mean_s=0.3), quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1}
     ),
+    "unexplained_latency:noticed at a lower load": replace(
+        UNEXPLAINED.but(ttft_mean_s=0.25, demand_moved_ratio=0.1),
+        quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.1},
+    ),
+    "unexplained_latency: not where nobody notices": replace(
+        UNEXPLAINED.but(ttft_mean_s=0.12, demand_moved_ratio=0.1),
+        quiet={**UNEXPLAINED.quiet, "ttft_mean_s": 0.05},
+    ),
     "unexplained_latency:more requests, and none queues": UNEXPLAINED.but(
         demand_moved_ratio=1.8, waiting_avg=2.5, waiting_deferred_avg=2.0, itl_mean_drift_ratio=1.1
     ),
@@ -660,6 +668,18 @@ OTHERS: Mapping[str, Situation] = {
         waiting_deferred=None, waiting_deferred_avg=None, external_hit_ratio=0.9,
         expected_wait_s=10.0, ttft_mean_s=1.0, waiting_slope_per_s=0.5,
     ).lasting(passed_over=40.0, queue_grows=70.0),
+    "kv_transfer_slow:beside an idle engine": QUEUED.but(
+        waiting_deferred=None, waiting_deferred_avg=None, external_hit_ratio=0.9,
+        expected_wait_s=10.0, ttft_mean_s=9.0, running_avg=0.3,
+    ).lasting(passed_over=40.0),
+    "kv_transfer_slow:a few are never served": CALM.but(
+        waiting_deferred=1.5, waiting_deferred_avg=1.5, external_hit_ratio=0.6, running_avg=20.0,
+        arrival_per_s=6.0, queue_mean_s=0.005,
+    ).lasting(stranded=200.0),
+    "kv_transfer_slow:more than take turns": CALM.but(
+        waiting_deferred=6.0, waiting_deferred_avg=6.0, external_hit_ratio=0.6, running_avg=20.0,
+        arrival_per_s=6.0, queue_mean_s=0.4,
+    ).lasting(stranded=200.0),
     "prefill_interference:no request ended": STALLS.but(
         completed_per_s=0.0, prefill_long_per_s=0.0, large_step_per_s=0.25, running_avg=4.0,
         itl_stall_per_s=0.75, iteration_tokens_mean=8_195.0,

@@ -555,6 +555,15 @@ def test_a_sleeping_engine_is_no_healthy_one() -> None:
     assert [cause.id for cause in diagnosis.causes] == ["engine_asleep"]
 
 
+@pytest.mark.parametrize(
+    ("capacity_tokens", "first"), [(100_000.0, "holds: new blocks"), (1_000_000.0, "version")]
+)
+def test_a_cache_that_keeps_no_prefix_for_a_minute_may_be_why_none_hits(
+    capacity_tokens: float, first: str
+) -> None:
+    assert first in LOST.but(kv_capacity_tokens=capacity_tokens).causes()["prefix_reuse_lost"].lever
+
+
 def test_prompts_that_never_shared_a_prefix_are_a_note_that_leaves_open_why() -> None:
     never = replace(HEAVY_PROMPTS.but(prefix_hit_ratio=0.0, prefix_hit_tokens_mean=0.0), quiet={})
     (cause,) = never.causes().values()

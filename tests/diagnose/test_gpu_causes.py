@@ -441,6 +441,26 @@ def test_of_gpus_that_may_be_anothers_nothing_follows() -> None:
     assert {c.severity for c in ranked_causes[1:]} == {Severity.INFO}
 
 
+@pytest.mark.parametrize(
+    ("stalled_s", "ago_s", "is_ours"),
+    [
+        pytest.param(90.0, 75.0, True, id="an engine that stopped with the XID"),
+        pytest.param(90.0, 400.0, False, id="an engine that went on for minutes after it"),
+        pytest.param(15.0, 15.0, False, id="an engine that may only compute a long prompt"),
+        pytest.param(0.0, 75.0, False, id="an engine that goes on"),
+    ],
+)
+def test_a_gpu_whose_fault_stopped_the_engine_is_no_guess(
+    stalled_s: float, ago_s: float, *, is_ours: bool
+) -> None:
+    stopped = replace(
+        QUEUED, gpus=(on_gpu({}, XidSeen(48, NOW_S - ago_s)),), gpus_guessed=True,
+        streaks_s={**QUEUED.streaks_s, "stalled": stalled_s},
+    )  # fmt: skip
+    first = ranked(list(stopped.causes().values()))[0]
+    assert (first.id == "gpu_fault" and first.severity is Severity.CRITICAL) is is_ours
+
+
 def test_a_gpu_that_no_longer_answers_is_a_fault() -> None:
     monitor, page_maker = GpuMonitor(window_s=60), Pages()
     note = GpuNote("GPU 1 (GPU-b) has fallen off the bus (XID 79 in the kernel log)", "GPU-b", "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.incidents import (
+    fifth_held_out,
     fourth_held_out,
     held_out,
     lost_memory,
@@ -27,6 +28,7 @@ INCIDENTS: tuple[Incident, ...] = (
     *second_held_out.INCIDENTS,
     *third_held_out.INCIDENTS,
     *fourth_held_out.INCIDENTS,
+    *fifth_held_out.INCIDENTS,
 )
 
 
