@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from statistics import median
+
+from msgspec.structs import asdict
 
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets

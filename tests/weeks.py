@@ -10,7 +10,6 @@ played, scraped every 5 s. The real monitor judges each page, the real store kee
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import time
@@ -440,9 +439,7 @@ def week(*, start_s: float = START_S, days: float = 7.0) -> Week:
     }  # fmt: skip
     kinds = {"chat": CHAT, "tight": TIGHT, "shared": SHARED, "draft": DRAFTING}
     tiers = {"chat": "h100", "tight": "h200", "shared": "h100", "draft": "b200"}
-    profiles = {
-        "chat-0": Profile(targets=dataclasses.replace(PROFILE.targets, ttft_p99_s=CHAT_TTFT_S))
-    }
+    profiles = {"chat-0": Profile(targets=replace(PROFILE.targets, ttft_p99_s=CHAT_TTFT_S))}
     there = {
         "draft-0": (at(1, 12.5, start_s), at(2, 18, start_s)),
         "shared-0": (at(3, 20, start_s), math.inf),

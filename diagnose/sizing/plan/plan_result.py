@@ -5,14 +5,13 @@ Also the values that live requests are compared with.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.catalogue.gpu_specs import NETWORKS, Gpu
@@ -229,7 +228,7 @@ def call_lengths(lengths: TokenLengths, session: SessionShape | None) -> TokenLe
     later = session.calls - 1
     grown = session.added_tokens + lengths.mean_output_tokens
     last = math.ceil(later * grown)
-    return dataclasses.replace(
+    return replace(
         lengths,
         input_p50_tokens=lengths.input_p50_tokens + math.ceil(later * grown / 2),
         input_p95_tokens=lengths.input_p95_tokens + last,

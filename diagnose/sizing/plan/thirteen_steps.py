@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -486,11 +485,9 @@ def _prefill_pool(pool: Pool, sent_s: float) -> Pool:
     if session is not None:
         # The KV cache of an answer stays with the decode server: the next call computes its tokens.
         added = session.added_tokens + round(pool.lengths.mean_output_tokens)
-        session = dataclasses.replace(session, added_tokens=added)
-    profile = dataclasses.replace(
-        pool.profile, slo=Slo(ttft_p99_s=left_s), speculation=None, session=session
-    )
-    lengths = dataclasses.replace(
+        session = replace(session, added_tokens=added)
+    profile = replace(pool.profile, slo=Slo(ttft_p99_s=left_s), speculation=None, session=session)
+    lengths = replace(
         pool.lengths,
         output_p50_tokens=1,
         output_p95_tokens=1,
@@ -510,16 +507,16 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
     left_s = slo.e2e_p99_s
     if left_s is not None and first is not None:
         left_s = max(left_s - first.ttft_p99_s, 1e-3)
-    profile = dataclasses.replace(
+    profile = replace(
         pool.profile,
         slo=Slo(itl_p99_s=slo.itl_p99_s, e2e_p99_s=left_s),
         prefix=None,
         session=None,
     )
     mean = max(pool.lengths.mean_output_tokens - 1, 1)
-    lengths = dataclasses.replace(pool.lengths, output_mean_tokens=mean)
+    lengths = replace(pool.lengths, output_mean_tokens=mean)
     kept, vendor = prefill.replica.launch, prefill.pool.gpu.vendor
-    deployment = dataclasses.replace(
+    deployment = replace(
         pool.deployment,
         gpus=tuple(card.id for card in candidates(pool.deployment) if card.vendor == vendor),
         flags=pool.deployment.flags
@@ -531,9 +528,9 @@ def _decode_pool(pool: Pool, prefill: Sized) -> Pool:
 
 def _of_phase(pool: Pool, profile: WorkloadProfile, lengths: TokenLengths, phase: str) -> Pool:
     # vLLM's decode servers have no pipeline stages, and are sent none by pull.
-    deployment = dataclasses.replace(pool.deployment, flags=pool.deployment.flags | {"pp": 1})
+    deployment = replace(pool.deployment, flags=pool.deployment.flags | {"pp": 1})
     if phase == "prefill":
-        deployment = dataclasses.replace(deployment, concurrency=None)
+        deployment = replace(deployment, concurrency=None)
     return replace(
         pool,
         name=f"{pool.name}-{phase}" if pool.name else phase,
@@ -554,7 +551,7 @@ def _behind_router(profile: WorkloadProfile) -> WorkloadProfile:
         name: None if target_s is None else max(target_s - router_s, 0.0)
         for name, target_s in (("ttft_p99_s", slo.ttft_p99_s), ("e2e_p99_s", slo.e2e_p99_s))
     }
-    return dataclasses.replace(profile, slo=dataclasses.replace(slo, **left))
+    return replace(profile, slo=replace(slo, **left))
 
 
 def _tiers(profile: WorkloadProfile, models: Mapping[str, Model]) -> tuple[Pool, ...]:

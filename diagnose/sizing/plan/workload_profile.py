@@ -5,33 +5,21 @@ docs/how-to/plan.md and the packaged example_profile.toml explain the keys.
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from types import UnionType
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, cast
+
+from msgspec import Meta, Struct, ValidationError, field
 
 from kneewatch.collector.errors import SettingsError
-from kneewatch.collector.packaged import packaged_tables
+from kneewatch.collector.packaged import packaged_tables, read_as
+from kneewatch.collector.spelling import did_you_mean
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S
 from kneewatch.diagnose.deployment.vllm_flags import FLAGS
-from kneewatch.diagnose.documents import (
-    STRICT,
-    Count,
-    CountOrZero,
-    Number,
-    NumberOrZero,
-    Ratio,
-    Text,
-    Texts,
-    count_to,
-    number_to,
-    one_of,
-    ratio_to,
-    read,
-    toml_document,
-)
 from kneewatch.diagnose.sizing.arithmetic import compiled
 from kneewatch.diagnose.sizing.replica_count import STORAGE_PATHS
 from kneewatch.rules.facts import Targets
@@ -53,9 +41,27 @@ ARCHETYPES: Mapping[str, Mapping[str, str]] = _TABLES["archetypes"]
 TARGETS: Mapping[str, Mapping[str, str]] = _TABLES["targets"]
 """Online streaming and offline batch are optimized differently (guide 1.4)."""
 
+# Numbers are whole or not, so that a whole number stays one in the documents made of it.
+_ABOVE_0, _FROM_0, _SHARE = Meta(gt=0, le=10**15), Meta(ge=0, le=10**15), Meta(ge=0, le=1)
+Count = Annotated[int, _ABOVE_0]
+CountOrZero = Annotated[int, _FROM_0]
+Number = Annotated[int, _ABOVE_0] | Annotated[float, _ABOVE_0]
+NumberOrZero = Annotated[int, _FROM_0] | Annotated[float, _FROM_0]
+Ratio = Annotated[int, _SHARE] | Annotated[float, _SHARE]
+Text = Annotated[str, Meta(pattern=r"\S")]
+Texts = Annotated[tuple[Text, ...], Meta(min_length=1)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLengths:
+
+def one_of(choices: Iterable[str]) -> Meta:
+    """A text that must be one of `choices`."""
+    return Meta(pattern=f"^({'|'.join(choices)})$")
+
+
+class Table(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of a profile."""
+
+
+class TokenLengths(Table, frozen=True, kw_only=True):
     """Input and output tokens per request. If a mean is not stated, it is estimated."""
 
     input_p50_tokens: Count
@@ -92,8 +98,7 @@ def _mean(*, p50: float, p95: float) -> float:
     return compiled(LOG_NORMAL_MEAN)(p50, p95, Z95)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(Table, frozen=True, kw_only=True):
     """Request rates, when they occur, and how predictable they are."""
 
     kind: Annotated[str, one_of(TARGETS)]
@@ -103,20 +108,19 @@ class Traffic:
     peak_output_tokens_per_s: Number | None = None
     lowest_requests_per_s: NumberOrZero | None = None
     rise_per_s_per_s: NumberOrZero | None = None
-    growth_ratio: Annotated[int | float, ratio_to(100)] = 0.0
+    growth_ratio: Annotated[float, Meta(ge=0, le=100)] = 0.0
     predictability: Annotated[str, one_of(SAFETY_BY_PREDICTABILITY)] | None = None
     utilization_ratio: Ratio | None = None
     batch_requests: Number | None = None
     batch_window_s: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo(Targets):
+class Slo(Targets, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Targets for P99, with their valid ranges."""
 
-    ttft_p99_s: Annotated[int | float, number_to(600)] | None = None
-    itl_p99_s: Annotated[int | float, number_to(10)] | None = None
-    e2e_p99_s: Annotated[int | float, number_to(86_400)] | None = None
+    ttft_p99_s: Annotated[float, Meta(gt=0, le=600)] | None = None
+    itl_p99_s: Annotated[float, Meta(gt=0, le=10)] | None = None
+    e2e_p99_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
     def beside(
         self, ttft_s: float, itl_s: float, latency_s: float | None = None
@@ -135,18 +139,15 @@ LAUNCH_KEYS = {
 """The flags of vLLM by their keys in the table of a launch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentTable:
+class DeploymentTable(Table, frozen=True, kw_only=True):
     """What is stated of a launch, and of its load; None for what the plan decides or does not need.
 
     `flags` are the stated flags of vLLM, by their parameters; the table has them as its own keys.
     """
 
-    other_keys: ClassVar = tuple(LAUNCH_KEYS)
-
     model: Text
     gpus: Texts
-    concurrency: Annotated[int, count_to(100_000)] | None = None
+    concurrency: Annotated[int, Meta(gt=0, le=100_000)] | None = None
     usable_requests_per_s: Number | None = None
     usable_output_tokens_per_s: Number | None = None
     usd_per_gpu_hour: NumberOrZero | None = None
@@ -158,8 +159,7 @@ class DeploymentTable:
     flags: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class Prefix(Table, frozen=True, kw_only=True):
     """A prefix that requests share. If `hit_ratio` is None (not measured), no hits are assumed."""
 
     shared_tokens: Count
@@ -167,8 +167,7 @@ class Prefix:
     hit_ratio: Ratio | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
+class Lora(Table, frozen=True, kw_only=True):
     """LoRA adapters of the model, and the most adapters per batch.
 
     `max_lora_rank` is the rank that vLLM reserves buffers for. Without it, the bytes of one adapter
@@ -181,38 +180,35 @@ class Lora:
     max_lora_rank: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
+class Speculation(Table, frozen=True, kw_only=True):
     """Tokens per draft and, if measured, acceptance per token and cost."""
 
-    draft_tokens: Annotated[int, count_to(64)]
+    draft_tokens: Annotated[int, Meta(gt=0, le=64)]
     acceptance_ratio: Ratio
-    draft_cost_ratio: Annotated[int | float, ratio_to(10)] = 0.0
+    draft_cost_ratio: Annotated[float, Meta(ge=0, le=10)] = 0.0
     draft_weights_bytes: NumberOrZero = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionShape:
+class SessionShape(Table, frozen=True, kw_only=True):
     """The dependent calls of an agentic session; each call adds tokens to the context.
 
     `held_tokens` of the first call's input were sent before. `hit_ratio` is the measured share of
     what was sent before that hits the prefix cache.
     """
 
-    calls: Annotated[int, count_to(10_000)]
+    calls: Annotated[int, Meta(gt=0, le=10_000)]
     added_tokens: CountOrZero
     held_tokens: CountOrZero = 0
     hit_ratio: Ratio | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosting:
+class Hosting(Table, frozen=True, kw_only=True):
     """Nodes, their interconnect, and what they cost beside the GPUs.
 
     `watts_per_gpu` includes cooling; without it, the GPU's highest power counts.
     """
 
-    node_gpus: Annotated[int, count_to(128)] = 8
+    node_gpus: Annotated[int, Meta(gt=0, le=128)] = 8
     network: Annotated[str, one_of(LINK_BYTES_PER_S)] | None = None
     storage_path: Annotated[str, one_of(STORAGE_PATHS)] | None = None
     provision_s: NumberOrZero | None = None
@@ -223,8 +219,7 @@ class Hosting:
     watts_per_gpu: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class Routing(Table, frozen=True, kw_only=True):
     """How requests are assigned to tiers: by route, cascade or hardware."""
 
     method: Annotated[str, one_of(("route", "cascade", "hardware"))] = "route"
@@ -233,8 +228,7 @@ class Routing:
     router_s: NumberOrZero | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierProfile(DeploymentTable):
+class TierProfile(DeploymentTable, frozen=True, kw_only=True):
     """A tier: its launch, its request lengths, and its share of requests.
 
     In a cascade, `escalation_ratio` is stated instead: the share of its requests that it passes on.
@@ -246,11 +240,8 @@ class TierProfile(DeploymentTable):
     escalation_ratio: Ratio | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadProfile:
+class WorkloadProfile(Table, frozen=True, kw_only=True):
     """All inputs of the thirteen steps; None if not stated."""
-
-    __pydantic_config__: ClassVar = STRICT
 
     name: Text = "workload"
     lengths: TokenLengths
@@ -286,6 +277,10 @@ class WorkloadProfile:
 
 
 _SHARE_TOLERANCE = 1e-6
+_UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_ALL_KEYS = "docs/how-to/plan.md lists the keys"
+_READ = (*Table.__subclasses__(), Slo, TierProfile)
+_KEYS = (*LAUNCH_KEYS, *(key for table in _READ for key in table.__struct_fields__))
 
 
 def example_profile() -> str:
@@ -305,14 +300,24 @@ def read_profile(
     Raises:
         SettingsError: TOML, keys or values are invalid; each message names `origin` and a key.
     """
-    document = toml_document(text, origin)
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise SettingsError(f"{origin}: {exc}") from exc
     for place, values in (stated or {}).items():
         document[place] = _over(document.get(place, {}), values)
     launch, tiers = document.get("deployment"), document.get("tiers")
     for place, table in [("deployment", launch), *_numbered(tiers)]:
         _gather_flags(table, f"{origin}: {place}")
     _complete_tiers(document)
-    profile = read(WorkloadProfile, document, origin=origin)
+    try:
+        profile = read_as(document, WorkloadProfile)
+    except ValidationError as exc:
+        unknown = _UNKNOWN.search(str(exc))
+        instead = (
+            f"; {did_you_mean(unknown[1], _KEYS, 'see docs/how-to/plan.md')}" if unknown else ""
+        )
+        raise SettingsError(f"{origin}: {exc}{instead}") from exc
     problems = [
         *_problems_of_lengths(profile.lengths, "lengths"),
         *_problems_of_tiers(profile.tiers, profile.routing.method, profile.lengths),

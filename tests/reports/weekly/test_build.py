@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -652,7 +651,7 @@ def test_the_workload_against_the_one_that_was_sized_for() -> None:
         "mean prompt": "ok", "prompt P95": "warning", "peak requests": "ok",
         "mean output": "warning", "output P95": "warning",
     }  # fmt: skip
-    calls = dataclasses.replace(sized_for, session=SessionShape(calls=5, added_tokens=100))
+    calls = replace(sized_for, session=SessionShape(calls=5, added_tokens=100))
     stated = replace(STATED, workload=calls)
     (work,) = made(observed(tier("t", [engine("a")], stated=stated))).workloads
     expected = {drift.name: drift.stated for drift in work.drift}
@@ -732,11 +731,11 @@ def test_a_tier_that_was_watched_for_an_hour_of_the_week_is_not_called_healthy(
 
 def test_goodput_counts_late_gaps_where_an_itl_target_is_set() -> None:
     busy = engine("a", busy=lambda _slot: 3.0)
-    targets = dataclasses.replace(STATED.profile.targets, itl_p99_s=0.01)
+    targets = replace(STATED.profile.targets, itl_p99_s=0.01)
     report = made(observed(tier("t", [busy], stated=judged_by(targets=targets))))
     # Every gap is of 50 ms.
     assert report.slo[0].goodput_per_s.value == 0.0
-    only_first = dataclasses.replace(STATED.profile.targets, itl_p99_s=None)
+    only_first = replace(STATED.profile.targets, itl_p99_s=None)
     report = made(observed(tier("t", [busy], stated=judged_by(targets=only_first))))
     assert report.slo[0].goodput_per_s.value == pytest.approx(3.0)
 
