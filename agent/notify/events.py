@@ -453,7 +453,6 @@ EPOCH = datetime.fromtimestamp(0, tz=UTC)
 LATEST_S = 253_402_214_400.0
 """Latest valid time: a day before the end of the year 9999, in Unix seconds."""
 
-STATUSES = (FIRING, RESOLVED)
 Status = Literal["firing", "resolved"]
 Texts = Mapping[str, str]
 Time = Annotated[datetime, Meta(tz=True)]
@@ -509,8 +508,7 @@ def payload_of(document: object) -> Payload:
     Raises:
         DocumentError: it is not a version 4 payload, or has too many alerts.
     """
-    words = {"status": STATUSES, "version": ("4",)}
-    payload = converted(document, Payload, schema="Alertmanager webhook (version 4)", words=words)
+    payload = converted(document, Payload, schema="Alertmanager webhook (version 4)")
     if len(payload.alerts) > ALERTS_MAX:
         raise DocumentError(
             f"{len(payload.alerts)} alerts exceed the limit of {ALERTS_MAX}: set max_alerts in "

@@ -50,29 +50,35 @@ def test_without_a_fingerprint_the_labels_make_one() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        pytest.param([], "[] is not a JSON object", id="no object"),
-        pytest.param({}, "version is missing", id="nothing"),
-        pytest.param(post(version="3"), "version must be one of 4, it is '3'", id="version"),
-        pytest.param(post(alerts={}), "alerts must be a list, it is {}", id="no list"),
-        pytest.param(post(*[alert()] * (ALERTS_MAX + 1)), "set max_alerts", id="too many"),
-        pytest.param(post(status="odd"), "status must be one of firing, resolved", id="status"),
+        pytest.param([], "Expected `object`, got `array`", id="no object"),
+        pytest.param({}, "missing required field `version`", id="nothing"),
+        pytest.param(post(version="3"), "Invalid enum value '3' - at `$.version`", id="version"),
         pytest.param(
-            post(truncatedAlerts=-1), "truncatedAlerts must be a finite number >= 0", id="count"
+            post(alerts={}), "Expected `array`, got `object` - at `$.alerts`", id="no list"
         ),
-        pytest.param(post(alert(), 7), "alerts[1] must be an object, it is 7", id="no alert"),  # type: ignore[arg-type]
-        pytest.param(post({**alert(), "status": "on"}), "alerts[0].status must be", id="state"),
-        pytest.param(post({**alert(), "labels": {"a": 1}}), "labels.a must be text", id="label"),
-        pytest.param(post({**alert(), "labels": None}), "alerts[0].labels must be", id="no labels"),
+        pytest.param(post(*[alert()] * (ALERTS_MAX + 1)), "set max_alerts", id="too many"),
+        pytest.param(post(status="odd"), "at `$.status`", id="status"),
+        pytest.param(post(truncatedAlerts=-1), "at `$.truncatedAlerts`", id="count"),
+        pytest.param(post(alert(), 7), "at `$.alerts[1]`", id="no alert"),  # type: ignore[arg-type]
+        pytest.param(post({**alert(), "status": "on"}), "at `$.alerts[0].status`", id="state"),
+        pytest.param(
+            post({**alert(), "labels": {"a": 1}}), "at `$.alerts[0].labels[...]`", id="label"
+        ),
+        pytest.param(post({**alert(), "labels": None}), "at `$.alerts[0].labels`", id="no labels"),
         pytest.param(post({**alert(), "annotations": None}), None, id="no annotations"),
         pytest.param(
-            post({**alert(), "startsAt": "today"}), "alerts[0].startsAt must be a time", id="time"
+            post({**alert(), "startsAt": "today"}), "Invalid RFC3339 encoded datetime", id="time"
         ),
         pytest.param(
-            post({**alert(), "startsAt": "2026-11-21T00:06:40"}), "must be a time", id="no zone"
+            post({**alert(), "startsAt": "2026-11-21T00:06:40"}),
+            "at `$.alerts[0].startsAt`",
+            id="no zone",
         ),
-        pytest.param(post({**alert(), "fingerprint": 1}), "fingerprint must be", id="print"),
         pytest.param(
-            post(version="\x1b[31m" + "x" * 500), "it is '\\x1b[31mxxx", id="what is shown is safe"
+            post({**alert(), "fingerprint": 1}), "at `$.alerts[0].fingerprint`", id="print"
+        ),
+        pytest.param(
+            post(version="\x1b[31m" + "x" * 500), "value '\\x1b[31mxxx", id="what is shown is safe"
         ),
     ],
 )
