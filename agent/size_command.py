@@ -58,7 +58,7 @@ from kneewatch.diagnose.deployment.vllm_flags import (
 )
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
 from kneewatch.diagnose.sizing.benchmark.operating_point import (
-    Sweep,
+    Sweeps,
     achieved,
     matched,
     operating_point,
@@ -390,10 +390,10 @@ def sized(given: dict[str, Any], find: Callable[[str], Model] = named_model) -> 
     asked, given = given, with_launch(given)
     plain = stated_question(given, find)
     plain = plain if given["search"] else with_longest(plain)
-    sweeps = [
-        replace(sweep, benchmark=_of_launch(sweep.benchmark, plain))
-        for sweep in sweeps_of(given["benchmark_by_tensor_parallel"])
-    ]
+    sweeps = {
+        tensor: _of_launch(benchmark, plain)
+        for tensor, benchmark in sweeps_of(given["benchmark_by_tensor_parallel"]).items()
+    }
     measured = _measured(given, sweeps, plain)
     point = None if measured is None else operating_point(measured, plain.targets)
     question = plain
@@ -501,9 +501,7 @@ def _filled(changed: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return changed | {"gpus": ceil(gpus / each) * each}
 
 
-def _measured(
-    given: dict[str, Any], sweeps: Sequence[Sweep], question: Question
-) -> Benchmark | None:
+def _measured(given: dict[str, Any], sweeps: Sweeps, question: Question) -> Benchmark | None:
     """The benchmark of the launch: `--benchmark`, else the sweep with the launch's tensor parallel
     size.
 
@@ -517,8 +515,7 @@ def _measured(
         return _of_launch(read_benchmark(text_of(given["benchmark"], "benchmark")), question)
     if not question.targets.are_set or given["usable_rps"] is not None:
         return None
-    tensor = question.launch.parallel.tensor
-    return next((sweep.benchmark for sweep in sweeps if sweep.tensor_parallel == tensor), None)
+    return sweeps.get(question.launch.parallel.tensor)
 
 
 def _of_launch(benchmark: Benchmark, question: Question) -> Benchmark:

@@ -22,7 +22,7 @@ from kneewatch.diagnose.catalogue.models import Model, is_listed, model, model_f
 from kneewatch.diagnose.deployment.deployment import Stated
 from kneewatch.diagnose.deployment.vllm_flags import COUNTS, VLLM, CommandLine, parse_command
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweeps
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of
 from kneewatch.diagnose.sizing.memory.launch import Launch, parse_version
 
@@ -184,42 +184,41 @@ MAX_FILES = 256
 """Maximum number of files per tensor-parallel degree. A sweep has a few dozen loads."""
 
 
-def stated_sweeps(settings: Settings) -> tuple[Sweep, ...]:
-    """The benchmark sweeps that the settings name, sorted by tensor-parallel degree.
+def stated_sweeps(settings: Settings) -> Sweeps:
+    """The benchmark sweeps that the settings name, by tensor-parallel degree.
 
     Raises:
         SettingsError: as in `sweeps_of`, with the setting's origin.
     """
     named: Mapping[str, str] | None = settings[SWEEPS_SETTING]
     if not named:
-        return ()
+        return {}
     with named_by(settings, SWEEPS_SETTING, f"{SWEEPS_SETTING}: "):
         return sweeps_of(named.items())
 
 
-def sweeps_of(named: Iterable[tuple[str, str]]) -> tuple[Sweep, ...]:
-    """Read benchmark sweeps, given as pairs of tensor-parallel degree and path. The result is
-    sorted by degree.
+def sweeps_of(named: Iterable[tuple[str, str]]) -> Sweeps:
+    """Read benchmark sweeps, given as pairs of tensor-parallel degree and path.
 
     A path may be a pattern such as `tp4/*.json`, because most tools write one file per load.
 
     Raises:
         SizingError: a degree is invalid, or a file cannot be used; the message names both.
     """
-    sweeps: dict[int, Sweep] = {}
+    sweeps: dict[int, Benchmark] = {}
     for text, path in named:
         degree = int(text) if text.isascii() and text.isdigit() else 0
         if not 1 <= degree <= MAX_DEGREE or degree in sweeps:
             problem = "is named twice" if degree in sweeps else "is not a tensor-parallel degree"
             raise _sweeps_error(f"{text!r} {problem}; write 4 = FILE")
         try:
-            sweeps[degree] = _sweep(degree, path)
+            sweeps[degree] = _sweep(path)
         except SizingError as exc:
             raise _sweeps_error(f"TP {degree}: {exc}") from exc
-    return tuple(sweeps[degree] for degree in sorted(sweeps))
+    return sweeps
 
 
-def _sweep(degree: int, path: str) -> Sweep:
+def _sweep(path: str) -> Benchmark:
     # Lazy: slow to import, and most commands have no benchmark.
     from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 
@@ -230,7 +229,7 @@ def _sweep(degree: int, path: str) -> Sweep:
             benchmarks.append(read_benchmark(text))
         except SizingError as exc:
             raise _sweeps_error(f"{file}: {exc}") from exc
-    return Sweep(degree, merged(benchmarks))
+    return merged(benchmarks)
 
 
 def _files(path: str) -> list[str]:
@@ -258,7 +257,7 @@ def stated(settings: Settings) -> Stated:
     """
     launch = gpu = version = model = workload = None
     flags: Mapping[str, str] = {}
-    sweeps: tuple[Sweep, ...] = ()
+    sweeps: Sweeps = {}
     with reported_together() as mistakes:
         with gathered(mistakes):
             launch = _launch(settings)

@@ -27,7 +27,8 @@ from kneewatch.diagnose.deployment.vllm_flags import (
     supports_flag,
 )
 from kneewatch.diagnose.lengths import StatedPoint
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
+from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
+from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.diagnose.sizing.memory.budget import kv_layout_of, memory
 from kneewatch.diagnose.sizing.memory.kv_cache import KvLayout
 from kneewatch.diagnose.sizing.memory.launch import (
@@ -145,7 +146,7 @@ class Stated(StatedServer, frozen=True, kw_only=True):
     command_line: CommandLine | None = None
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     usd_per_gpu_hour: float | None = None
-    sweeps: tuple[Sweep, ...] = ()
+    sweeps: Mapping[int, Benchmark] = {}
     reported: Reported = NOT_REPORTED
 
     @property

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kneewatch.diagnose.capacity import Degree, Unit
 from kneewatch.diagnose.sizing.arithmetic import Sheet, compiled
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweeps, compared, degrees_of
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.formatting import percent
 
@@ -142,7 +142,7 @@ class Scaling(Struct, frozen=True):
 
 
 def scaling(
-    sweeps: Sequence[Sweep],
+    sweeps: Sweeps,
     targets: Targets,
     *,
     usd_per_gpu_hour: float | None,

@@ -15,7 +15,7 @@ from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degree
 from kneewatch.reports.json_schemas import schema as schema_of
 from kneewatch.rules.facts import NO_TARGETS
 from tests.agent.running import Main
-from tests.diagnose.sizing.test_benchmark import AIPERF, AIPERF_CSV, VLLM, guidellm_run
+from tests.diagnose.sizing.test_benchmark import AIPERF, VLLM, guidellm_run
 from tests.recordings import CAPTURES
 
 HEALTHY = str(CAPTURES / "healthy_light.jsonl.gz")
@@ -72,20 +72,6 @@ def aiperf_at(gpus: int) -> str:
     return json.dumps({**AIPERF, **figures})
 
 
-def aiperf_csv_at(gpus: int) -> str:
-    """Twice the latency at as much a GPU of half as much: the load follows by Little's law."""
-    if gpus == 1:
-        return AIPERF_CSV
-    slower = AIPERF_CSV.replace("Request Latency (ms),6726.66", "Request Latency (ms),13453.32")
-    faster = slower.replace(
-        "Output Token Throughput (tokens/sec),1172.15",
-        "Output Token Throughput (tokens/sec),2344.30",
-    )
-    return faster.replace(
-        "Request Throughput (requests/sec),2.16", "Request Throughput (requests/sec),4.32"
-    )
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -93,7 +79,6 @@ def aiperf_csv_at(gpus: int) -> str:
         pytest.param(vllm_at, id="vllm bench serve"),
         pytest.param(guidellm_at, id="guidellm"),
         pytest.param(aiperf_at, id="aiperf"),
-        pytest.param(aiperf_csv_at, id="aiperf CSV"),
     ],
 )
 def test_every_tools_files_are_read(text: Callable[[int], str], tmp_path: Path) -> None:
@@ -110,8 +95,8 @@ def test_every_tools_files_are_read(text: Callable[[int], str], tmp_path: Path) 
 def test_a_file_for_each_load_is_named_by_a_pattern(tmp_path: Path) -> None:
     for load in (8, 16, 48):
         (tmp_path / f"c{load}.json").write_text(json.dumps({**VLLM, "max_concurrency": load}))
-    (sweep,) = sweeps_of([("2", str(tmp_path / "c*.json"))])
-    assert [point.concurrency for point in sweep.benchmark.points] == [8, 16, 48]
+    (benchmark,) = sweeps_of([("2", str(tmp_path / "c*.json"))]).values()
+    assert [point.concurrency for point in benchmark.points] == [8, 16, 48]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ class Situation(Struct, frozen=True):
 def split_of(per_gpu: Mapping[int, float], *, tensor_parallel: int) -> DegreeComparison:
     """What sweeps say of a degree, with so many tokens a second and GPU at each."""
     unit, degrees = degrees_of(
-        [sweep(degree, tokens) for degree, tokens in per_gpu.items()],
+        {degree: sweep(degree, tokens)[degree] for degree, tokens in per_gpu.items()},
         NO_TARGETS,
     )
     return compared(unit, degrees, tensor_parallel)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.sizing.benchmark.latency_curve import ordered
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweeps
 
 LOADS = (1.0, 8.0, 32.0, 64.0, 80.0)
 """Requests in flight a GPU; from 64 on nothing is gained."""
@@ -18,7 +18,7 @@ def sweep(
     *,
     tokens_per_request: float | None = 200.0,
     loads: Sequence[float] = LOADS,
-) -> Sweep:
+) -> Sweeps:
     """A sweep with so many tokens a second and GPU at most; without lengths, as many requests of
     200 tokens. TTFT P99 is 1.2 s at the most, 2.4 s beyond."""
     points: list[BenchmarkPoint] = []
@@ -33,4 +33,4 @@ def sweep(
                 output_tokens_per_s=None if tokens_per_request is None else tokens_per_s,
             )
         )
-    return Sweep(tensor_parallel, ordered(points))
+    return {tensor_parallel: ordered(points)}

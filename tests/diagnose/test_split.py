@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from kneewatch.diagnose.ranking import ranked
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.levers_replicas import lower_tensor_parallel
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweeps
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.diagnose.fleet.example_fleets import Row, causes, pod, verdict
@@ -26,7 +26,7 @@ from tests.diagnose.situations import CALM, CONCLUSIVE, QUEUED, Situation, split
 from tests.diagnose.sweeps import sweep
 
 SPLIT = CONCLUSIVE["tp_overhead"]
-SWEEPS = (sweep(1, 1000), sweep(4, 500))
+SWEEPS = {**sweep(1, 1000), **sweep(4, 500)}
 BUSY = replace(QUEUED, split=SPLIT.split)
 """With a queue: what it gives is what it can."""
 
@@ -98,7 +98,7 @@ def test_a_server_that_gives_what_fewer_gpus_gave_is_doubted() -> None:
 def test_a_profile_says_why_its_sweeps_say_nothing() -> None:
     reasons = Profile(stated=Stated(sweeps=SWEEPS)).unstated
     assert reasons["tp_overhead"] == "degree not stated (tensor_parallel)"
-    unlike = (sweep(1, 1000, tokens_per_request=50), sweep(4, 500))
+    unlike = {**sweep(1, 1000, tokens_per_request=50), **sweep(4, 500)}
     reasons = Profile(stated=Stated(sweeps=unlike, tensor_parallel=4)).unstated
     assert "different requests" in reasons["tp_overhead"]
     assert "tp_overhead" not in Profile().unstated
@@ -184,11 +184,11 @@ def test_no_smaller_degree_that_a_weeks_peak_would_fill() -> None:
 
 
 def fleet_on(
-    gpus: int, more: Mapping[str, float] | None = None, *, sweeps: Sequence[Sweep] = SWEEPS
+    gpus: int, more: Mapping[str, float] | None = None, *, sweeps: Sweeps = SWEEPS
 ) -> FleetVerdict:
     """Two replicas on so many GPUs each and nothing beside them."""
     rows: list[Row] = [(pod(name, tier="H100"), more or {}) for name in ("a", "b")]
-    profile = Profile(stated=Stated(sweeps=tuple(sweeps)))
+    profile = Profile(stated=Stated(sweeps=sweeps))
     counts = {name: {"gpus": float(gpus)} for name in ("a", "b")}
     return verdict(*rows, gpus=counts, profile=profile)
 
@@ -199,7 +199,7 @@ def test_a_fleet_without_smaller_degrees_is_held_against_the_sweeps() -> None:
     (cause,) = diagnosis.causes
     assert cause.severity == Severity.INFO
     assert "In the benchmark" in cause.summary
-    assert causes(fleet_on(4, sweeps=())) == {}
+    assert causes(fleet_on(4, sweeps={})) == {}
 
 
 def test_a_fleet_that_gives_as_much_as_the_smaller_degree_is_doubted() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -223,14 +223,11 @@ It is below 1, because the concurrency that a tool measures is a mean.
 """
 
 
-class Sweep(Struct, frozen=True):
-    """The benchmark of one engine at a tensor-parallel degree."""
-
-    tensor_parallel: int
-    benchmark: Benchmark
+Sweeps = Mapping[int, Benchmark]
+"""Benchmarks of one engine, by tensor-parallel degree."""
 
 
-def degrees_of(sweeps: Sequence[Sweep], targets: Targets) -> tuple[Unit, tuple[Degree, ...]]:
+def degrees_of(sweeps: Sweeps, targets: Targets) -> tuple[Unit, tuple[Degree, ...]]:
     """The unit of throughput, and each degree's throughput within the targets, lowest degree first.
 
     The unit is tokens if every sweep counts generated tokens, otherwise requests.
@@ -238,26 +235,24 @@ def degrees_of(sweeps: Sequence[Sweep], targets: Targets) -> tuple[Unit, tuple[D
     Raises:
         SizingError: a target is not positive.
     """
-    points = [point for sweep in sweeps for point in sweep.benchmark.points]
+    points = [point for benchmark in sweeps.values() for point in benchmark.points]
     unit: Unit = "tokens" if all(point.output_tokens_per_s for point in points) else "requests"
     degrees = [
-        _degree(sweep, unit, targets)
-        for sweep in sorted(sweeps, key=lambda sweep: sweep.tensor_parallel)
+        _degree(tensor, benchmark, unit, targets) for tensor, benchmark in sorted(sweeps.items())
     ]
     return unit, tuple(degrees)
 
 
-def _degree(sweep: Sweep, unit: Unit, targets: Targets) -> Degree:
-    tensor = sweep.tensor_parallel
+def _degree(tensor: int, benchmark: Benchmark, unit: Unit, targets: Targets) -> Degree:
     if not targets.are_set:
-        points = worst_per_concurrency(sweep.benchmark.points)
+        points = worst_per_concurrency(benchmark.points)
         best = max(points, key=lambda point: throughput(point, unit))
         most = throughput(best, unit)
         last = [throughput(point, unit) for point in points[-2:]]
         # Throughput hardly rose at the last load: its maximum was reached.
         levelled = any(before >= LEVEL_FROM * after for before, after in pairwise(last))
         return Degree(tensor, best, most, most, levelled)
-    at_targets = operating_point(sweep.benchmark, targets)
+    at_targets = operating_point(benchmark, targets)
     if at_targets.c_max is None:
         return Degree(tensor, None, 0.0, 0.0, reached=True, missed=at_targets.missed[0])
     per_s = throughput(at_targets.c_max, unit)

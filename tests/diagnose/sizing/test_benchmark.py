@@ -15,7 +15,7 @@ from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.sizing.benchmark.operating_point import achieved, matched
-from kneewatch.diagnose.sizing.benchmark.reports import column, merged, read_benchmark
+from kneewatch.diagnose.sizing.benchmark.reports import merged, read_benchmark
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.diagnose.sizing.speed.performance import Load, performance
 from kneewatch.diagnose.sizing.speed.roofline_inputs import DEFAULT, costs
@@ -68,23 +68,6 @@ AIPERF = {
 }
 """An RTX 5090: github.com/anud18/qwen36-vllm-aiperf-benchmark @d254ffc, nvfp4/5090/agent/c16."""
 
-AIPERF_CSV = """\
-Metric,avg,min,max,p50,p90,p99,std
-Inter Chunk Latency (ms),11.99,0.00,218.63,9.08,9.94,117.99,17.04
-Inter Token Latency (ms),11.85,7.49,13.31,12.25,12.80,13.27,1.25
-Request Latency (ms),6726.66,399.38,19164.49,6478.63,12053.18,18625.45,4376.04
-Time to First Token (ms),230.14,75.04,693.93,177.79,396.73,687.62,152.24
-
-Metric,Value
-Output Token Throughput (tokens/sec),1172.15
-Request Count,96.00
-Request Throughput (requests/sec),2.16
-
-
-Endpoint,GPU_Index,GPU_Name,GPU_UUID,Metric,avg,min,max
-"""
-"""The same run's CSV, with some columns left out."""
-
 
 def guidellm_run(strategy: object) -> dict[str, object]:
     """One entry of guidellm's `benchmarks`."""
@@ -121,67 +104,21 @@ def test_a_table_is_read_in_seconds_and_sorted() -> None:
         "Concurrency,RPS,TTFT P99 (ms),ITL P99 (ms)",
         "max_concurrency,request_throughput,p99_ttft_ms,p99_itl_ms",
         "Concurrent requests,req/s,P99 TTFT [ms],P99 ITL [ms]",
-        "users,requests_per_second,p99 time to first token ms,p99 inter-token latency ms",
-        "Streams,Throughput (req/s),TTFT 99th (msec),TPOT P99 (msec)",
-        "c,QPS,TTFT_P99_milliseconds,itl.p99.ms",
+        "c,QPS,TTFT_P99_ms,itl.p99.ms",
     ],
 )
-def test_header_names_are_tolerant(header: str) -> None:
+def test_a_heading_is_its_words(header: str) -> None:
     (point,) = read_benchmark(f"{header}\n48,12,1900,30\n").points
     assert (point.concurrency, point.requests_per_s) == (48, 12)
     assert point.ttft_p99_s == pytest.approx(1.9)
     assert point.itl_p99_s == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "units_per_s"),
-    [
-        ("ttft_p99_s", "ttft_p99_s", 1.0),
-        ("P99 TTFT (seconds)", "ttft_p99_s", 1.0),
-        ("median_itl_ms", "itl_p50_s", 1000.0),
-        ("mean_e2el_ms", "latency_mean_s", 1000.0),
-        ("Request latency mean (s)", "latency_mean_s", 1.0),
-        ("output_tokens_per_s", "output_tokens_per_s", None),
-        ("Output token throughput (tok/s)", "output_tokens_per_s", None),
-        ("output_throughput", "output_tokens_per_s", None),
-        ("requests", "requests", None),
-        ("completed", "requests", None),
-        ("failed requests", "failed", None),
-    ],
-)
-def test_a_column_name_says_quantity_and_unit(
-    name: str, field: str, units_per_s: float | None
-) -> None:
-    held = column(name)
-    assert held is not None
-    assert (held.field, held.units_per_s if units_per_s else None) == (field, units_per_s)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "total_token_throughput", "input tokens/s", "mean_ttft_ms", "p95_e2el_ms", "p95_ttft_ms",
-        "max_output_tokens_per_s", "output_tokens_mean", "request_goodput", "model", "date",
-        "tokens/s/user",
-    ],
-)  # fmt: skip
-def test_what_sizing_has_no_use_for_is_left_alone(name: str) -> None:
-    assert column(name) is None
-
-
-def test_itl_is_preferred_to_tpot_and_the_measured_rate_to_the_offered() -> None:
-    text = "concurrency,request_rate,rps,ttft_p99_ms,tpot_p99_ms,itl_p99_ms\n8,99,3,300,11,20\n"
-    benchmark = read_benchmark(text)
-    assert (benchmark.points[0].requests_per_s, benchmark.points[0].itl_p99_s) == (3, 0.02)
-    assert benchmark.notes == ()
-    (note,) = read_benchmark("c,rps,ttft_p99_ms,tpot_p99_ms\n8,3,300,11\n").notes
-    assert "'tpot_p99_ms'" in note
-
-
-def test_semicolons_decimal_commas_and_units_in_cells() -> None:
-    text = "\ufeffconcurrency;rps;ttft_p99;itl_p99\n8;3,5;0,3 s;20 ms\n\n"
-    (point,) = read_benchmark(text).points
+def test_what_sizing_has_no_use_for_is_left_alone() -> None:
+    text = "model;concurrency;rps;ttft_p99_s;itl_p99_ms;failed\nQwen;8;3.5;0.3;20;\n\n"
+    (point,) = read_benchmark("\ufeff" + text).points
     assert (point.requests_per_s, point.ttft_p99_s, point.itl_p99_s) == (3.5, 0.3, 0.02)
+    assert point.failed is None
 
 
 @pytest.mark.parametrize(
@@ -190,14 +127,12 @@ def test_semicolons_decimal_commas_and_units_in_cells() -> None:
         ("", "the benchmark is empty"),
         ("# only a comment\n", "the benchmark is empty"),
         (TABLE.replace("1900", "fast"), "row 3, column 'ttft_p99_ms': 'fast' is not a number"),
-        (TABLE.replace("1900", "1900 km"), "'1900 km' is not a number"),
         (TABLE.replace("1900", "-5"), "row 3: ttft_p99_s is -0.005; it must be above 0"),
         (TABLE.replace("48,12", "0,12"), "row 3: concurrency is 0; it must be above 0"),
         (TABLE.replace(",30", ""), "row 3 has 3 cells, the header 4"),
-        (TABLE.replace("1900", ""), "row 3, column 'ttft_p99_ms': '' is not a number"),
+        (TABLE.replace("1900", ""), "row 3: no ttft_p99_ms"),
         (TABLE.replace("itl_p99_ms", "itl_p95_ms"), "no column for itl_p99_s among"),
-        (TABLE.replace("itl_p99_ms", "itl_p99"), "the unit of the time is missing"),
-        (TABLE.replace("itl_p99_ms", "qps"), "'rps' and 'qps' both mean requests_per_s"),
+        (TABLE.replace("itl_p99_ms", "itl_p99"), "no column for itl_p99_s among"),
         (TABLE.splitlines()[1], "the benchmark has no measured point"),
         ("c,rps,ttft p99 ms,itl p99 ms,ttft p50 ms\n1,1,100,9,200", "the median TTFT (0.2 s) is"),
         ("{", "line 1 is not JSON"),
@@ -205,8 +140,8 @@ def test_semicolons_decimal_commas_and_units_in_cells() -> None:
         ("[" * 100_000, "not usable JSON"),
         ('{"a": ' + "9" * 5000 + "}", "not usable JSON"),
         (json.dumps(VLLM | {"p99_ttft_ms": 10**400}), "no p99_ttft_ms"),
-        (TABLE.replace("1900", "1e999"), "'1e999' is too large"),
-        (TABLE.replace("1900", "9" * 200_000), "the benchmark is not a CSV"),
+        (TABLE.replace("1900", "1e999"), "row 3: no ttft_p99_ms"),
+        (TABLE.replace("1900", "9" * 200_000), "row 3: no ttft_p99_ms"),
         ('{"a": 1}', "document 1 is not a supported benchmark report"),
         (json.dumps({"request_throughput": 1.0}), "document 1: no p99_ttft_ms; run `vllm bench"),
         (json.dumps(VLLM | {"p99_itl_ms": float("nan")}), "no p99_itl_ms"),
@@ -321,14 +256,6 @@ def test_aiperf_json_without_gaps_falls_back_and_says_so() -> None:
     assert benchmark.points[0].concurrency == 4
     assert benchmark.points[0].itl_p99_s == pytest.approx(0.01327247)
     assert "stalls" in benchmark.notes[0]
-
-
-def test_aiperf_csv_gives_the_same_point() -> None:
-    (from_csv,) = read_benchmark(AIPERF_CSV).points
-    (from_json,) = read_benchmark(json.dumps(AIPERF)).points
-    for name in ("requests_per_s", "ttft_p99_s", "itl_p99_s", "latency_mean_s"):
-        assert getattr(from_csv, name) == pytest.approx(getattr(from_json, name), rel=2e-3)
-    assert from_csv.concurrency == pytest.approx(2.16 * 6.72666), "14.5 of 16 were in flight"
 
 
 @given(

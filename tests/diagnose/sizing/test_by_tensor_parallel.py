@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kneewatch.diagnose.capacity import FAR_BELOW, BenchmarkPoint, DegreeComparison
 from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.benchmark.latency_curve import Benchmark
-from kneewatch.diagnose.sizing.benchmark.operating_point import Sweep, compared, degrees_of
+from kneewatch.diagnose.sizing.benchmark.operating_point import Sweeps, compared, degrees_of
 from kneewatch.diagnose.sizing.serving_cost import scaling
 from kneewatch.rules.facts import NO_TARGETS, Targets
 from tests.diagnose.sweeps import LOADS, sweep
@@ -23,20 +23,25 @@ PER_GPU = st.floats(10.0, 5000.0)
 
 
 def held(
-    *sweeps: Sweep, tensor_parallel: int = 4, ttft_s: float | None = TTFT_S
+    *sweeps: Sweeps, tensor_parallel: int = 4, ttft_s: float | None = TTFT_S
 ) -> DegreeComparison:
     """A degree against the smaller ones."""
-    unit, degrees = degrees_of(sweeps, Targets(ttft_s))
+    unit, degrees = degrees_of(together(*sweeps), Targets(ttft_s))
     return compared(unit, degrees, tensor_parallel)
 
 
-def changed(swept: Sweep, **of_each: float) -> Sweep:
+def together(*sweeps: Sweeps) -> Sweeps:
+    return {degree: benchmark for each in sweeps for degree, benchmark in each.items()}
+
+
+def changed(swept: Sweeps, **of_each: float) -> Sweeps:
     """The sweep with each point's values times a factor."""
+    ((degree, benchmark),) = swept.items()
     points = tuple(
         replace(point, **{key: getattr(point, key) * factor for key, factor in of_each.items()})
-        for point in swept.benchmark.points
+        for point in benchmark.points
     )
-    return replace(swept, benchmark=Benchmark(points))
+    return {degree: Benchmark(points)}
 
 
 def table(*rows: tuple[float, float, float]) -> Benchmark:
@@ -97,19 +102,19 @@ def test_what_cannot_be_compared_says_why(comparison: DegreeComparison, why: str
 
 def test_a_gap_at_the_limit_proves_nothing() -> None:
     """Between 64 and 256 in flight TP 4 may carry 900 a GPU: nobody measured it."""
-    narrow = Sweep(1, table((8, 500, 0.2), (64, 1000, 1.0), (80, 1000, 2.4)))
-    wide = Sweep(4, table((64, 1600, 0.5), (256, 3600, 2.4)))
+    narrow = {1: table((8, 500, 0.2), (64, 1000, 1.0), (80, 1000, 2.4))}
+    wide = {4: table((64, 1600, 0.5), (256, 3600, 2.4))}
     comparison = held(narrow, wide)
     assert (comparison.share_ratio, comparison.far_below) == (0.4, False)
     assert "measure in between" in comparison.why
-    closer = Sweep(4, table((64, 1600, 0.5), (80, 1700, 2.4)))
+    closer = {4: table((64, 1600, 0.5), (80, 1700, 2.4))}
     assert held(narrow, closer).far_below
 
 
 def test_one_load_each_is_enough_where_it_is_as_many_a_gpu() -> None:
-    single, four = Sweep(1, table((64, 1000, 1.0))), Sweep(4, table((256, 2000, 1.0)))
+    single, four = {1: table((64, 1000, 1.0))}, {4: table((256, 2000, 1.0))}
     assert held(single, four, ttft_s=None).share_ratio == 0.5
-    same = Sweep(4, table((64, 2000, 1.0)))
+    same = {4: table((64, 2000, 1.0))}
     assert held(single, same, ttft_s=None).share_ratio is None
 
 
@@ -179,7 +184,7 @@ def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
     """3 USD / (1,000 x 3,600) x 1e6 = 0.833; TP 2 keeps no target, however much it gives."""
     late = changed(sweep(2, 5000), ttft_p99_s=20.0)
     by_degree = scaling(
-        [sweep(4, 500), late, sweep(1, 1000)],
+        together(sweep(4, 500), late, sweep(1, 1000)),
         Targets(TTFT_S), usd_per_gpu_hour=3.0,
     )  # fmt: skip
     assert [row.degree.tensor_parallel for row in by_degree.rows] == [1, 2, 4]
@@ -193,9 +198,11 @@ def test_the_cheapest_degree_gives_most_a_gpu_within_the_targets() -> None:
 
 
 def test_no_price_and_no_degree_are_not_made_up() -> None:
-    by_degree = scaling([sweep(1, 1000), sweep(4, 500)], Targets(0.1), usd_per_gpu_hour=None)
+    by_degree = scaling(
+        together(sweep(1, 1000), sweep(4, 500)), Targets(0.1), usd_per_gpu_hour=None
+    )
     assert by_degree.cheapest is None
     assert all(row.efficiency_ratio is None for row in by_degree.rows)
-    no_tokens = [sweep(1, 1000, tokens_per_request=None)]
+    no_tokens = sweep(1, 1000, tokens_per_request=None)
     (row,) = scaling(no_tokens, NO_TARGETS, usd_per_gpu_hour=3.0).rows
     assert row.usd_per_million_tokens is None
