@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import DecodeError, Struct, field
@@ -20,89 +21,42 @@ from kneewatch.collector.packaged import packaged_tables, read_as
 Version = tuple[int, int, int]
 
 _SEPARATORS = "\n;|&()"
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each command in a script, without comments.
+    """The words of each command in a script, without comments; those of here-documents too.
 
-    Commands in here-documents come last. Quotes may span lines. A quote that is never closed (an
-    apostrophe in prose) is a plain character. Nothing is expanded: `$VARIABLE` stays as written.
+    Quotes may span lines. Where one is never closed (an apostrophe in prose), each line is read by
+    itself. Nothing is expanded: `$VARIABLE` stays as written.
     """
-    script, documents = _without_documents(re.sub(r"\\\r?\n", " ", text))
-    parsed = list(_commands(script))
-    for document in documents:
-        parsed += _commands(document)
-    return parsed
+    script = re.sub(r"(?m)^[ \t]*#.*$", "", re.sub(r"\\\r?\n", " ", text))
+    try:
+        return list(_commands(script))
+    except ValueError:
+        return [words for line in script.splitlines() for words in _commands_of_line(line)]
 
 
-def _without_documents(text: str) -> tuple[str, list[str]]:
-    script: list[str] = []
-    documents: list[str] = []
-    end: str | None = None
-    body: list[str] = []
-    for line in text.splitlines():
-        if end is not None:
-            if line.strip() == end:
-                documents.append("\n".join(body))
-                end, body = None, []
-            else:
-                body.append(line)
-            continue
-        script.append(line)
-        opened = None if line.lstrip().startswith("#") else _HEREDOC.search(line)
-        end = None if opened is None else opened[2]
-    return "\n".join(script), [*documents, "\n".join(body)]
+def _commands_of_line(line: str) -> list[list[str]]:
+    for part in (line, line.partition(" #")[0]):
+        with suppress(ValueError):
+            return list(_commands(part))
+    return [line.split()]
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    words: list[str] = []
-    word: list[str] | None = None
-    at = 0
-    # The last position of each quote character: a quote opened there never closes.
-    last = {quote: text.rfind(quote) for quote in "'\""}
-    while at < len(text):
-        char = text[at]
-        at += 1
-        if char in "'\"" and at <= last[char]:
-            quoted, at = _quoted(text, at, char)
-            word = [*(word or ()), quoted]
-        elif char == "\\" and at < len(text):
-            word = [*(word or ()), text[at]]
-            at += 1
-        elif char.isspace() or char in _SEPARATORS or (char == "#" and word is None):
-            if word is not None:
-                words.append("".join(word))
-                word = None
-            if char == "#":
-                end = text.find("\n", at)
-                at = len(text) if end < 0 else end
-            elif char in _SEPARATORS and words:
+    """Raises ValueError where a quote is not closed."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
+    lexer.commenters, lexer.whitespace, lexer.whitespace_split = "", " \t\r", True
+    words, is_comment = list[str](), False
+    for word in [*lexer, "\n"]:
+        if word and not word.strip(_SEPARATORS):
+            is_comment = is_comment and "\n" not in word
+            if words:
                 yield words
-                words = []
+            words = []
         else:
-            start = at - 1
-            while at < len(text) and not text[at].isspace() and text[at] not in "'\"\\\n;|&()":
-                at += 1
-            word = [*(word or ()), text[start:at]]
-    if word is not None:
-        words.append("".join(word))
-    if words:
-        yield words
-
-
-def _quoted(text: str, at: int, quote: str) -> tuple[str, int]:
-    """The quoted text that begins at `at`, and the position after its closing quote.
-
-    A double quote that is never closed is returned as plain text.
-    """
-    if quote == "'":
-        end = text.find(quote, at)
-        return text[at:end], end + 1
-    match = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL).match(text, at)
-    if match is None:
-        return '"', at
-    return re.sub(r'\\(["\\$`])', r"\1", match[1]), match.end()
+            is_comment = is_comment or word.startswith("#")
+            words += [] if is_comment else [word]
 
 
 # --- A vLLM command line as flags and values ------------------------------------------------------

@@ -88,6 +88,8 @@ def test_a_number_beyond_all_counts() -> None:
         "vllm serve m \\\n  --speculative-config '{\n\"a\": 1}' \\\n --max-num-seqs 8",
         "docker run --gpus all -v /vllm:/vllm vllm/vllm-openai:v0.9 --model m --max-num-seqs 8",
         "cat > run.sh <<'EOF'\nvllm serve m --max-num-seqs 8\nEOF",
+        "don't forget:\nvllm serve m --hf-overrides '{\"a\": 1}' --max-num-seqs 8",
+        "vllm serve m --hf-overrides '{\"a\": 1}' --max-num-seqs 8  # it's ours",
     ],
 )
 def test_scripts_as_people_write_them(text: str) -> None:
