@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from math import exp, inf, isfinite, sqrt
+from statistics import fmean, linear_regression
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -423,27 +423,28 @@ class _Fit(Struct, frozen=True):
 
 def _fit(bins: Sequence[_Bin]) -> _Fit:
     """The best least-squares fit: a line, or a level that a line follows."""
-    end_s = bins[-1].t_s
-    points = [(part.t_s - end_s, part.mean) for part in bins]
-    count, sums = len(points), _Sums.of(points)
-    begins = range(PART_MIN, count - PART_MIN + 1)
-    best = min(sums.line(), *(sums.level_and_line(points[at - 1][0], at) for at in begins))
+    times, values = [part.t_s - bins[-1].t_s for part in bins], [part.mean for part in bins]
+    count = len(bins)
+    lines = [
+        _level_and_line(times, values, begin) for begin in range(PART_MIN, count - PART_MIN + 1)
+    ]
+    best = min(line(times, values), *lines)
     squares_left, begin, slope, error_unit, level, begin_s = best
     late = (count - begin) // 2
-    first, last = points[begin : begin + late], points[-late:]
-    late_mean = sum(value for _, value in last) / late
-    rise = late_mean - sum(value for _, value in first) / late
-    line_rise = slope * (sum(t_s for t_s, _ in last) - sum(t_s for t_s, _ in first)) / late
+    late_mean = fmean(values[-late:])
+    rise = late_mean - fmean(values[begin : begin + late])
+    line_rise = slope * (fmean(times[-late:]) - fmean(times[begin : begin + late]))
+    step = min(_scatter(values[:at]) + _scatter(values[at:]) for at in range(1, count))
     return _Fit(
         level,
         slope,
         error_unit,
         -begin_s,
-        sums.values[-1] / count,
-        max(0.0, squares_left) / (count - 3),
+        fmean(values),
+        squares_left / (count - 3),
         late_mean,
         late,
-        sums.step() <= NO_STEP * squares_left or rise < LATE_RISE * line_rise,
+        step <= NO_STEP * squares_left or rise < LATE_RISE * line_rise,
     )
 
 
@@ -452,54 +453,27 @@ _Candidate = tuple[float, int, float, float, float, float]
 the time at which the line begins. The slope's error is for bins with an error of 1."""
 
 
-class _Sums(Struct, frozen=True):
-    """Running sums over the first n points, for each n: of times t, values v and their products."""
+def line(times: Sequence[float], values: Sequence[float]) -> _Candidate:
+    """The least-squares line through all points."""
+    mean_s = fmean(times)
+    slope, level = linear_regression(times, values)
+    left = sum((v - level - slope * t) ** 2 for t, v in zip(times, values, strict=True))
+    return left, 0, slope, sqrt(1 / sum((t - mean_s) ** 2 for t in times)), level, times[0]
 
-    begin_s: float
-    times: Sequence[float]
-    values: Sequence[float]
-    tt: Sequence[float]
-    vv: Sequence[float]
-    tv: Sequence[float]
 
-    @classmethod
-    def of(cls, points: Sequence[tuple[float, float]]) -> _Sums:
-        """Running sums over points of (time, value), newest last."""
-        return cls(
-            points[0][0],
-            list(accumulate((t for t, _ in points), initial=0.0)),
-            list(accumulate((v for _, v in points), initial=0.0)),
-            list(accumulate((t * t for t, _ in points), initial=0.0)),
-            list(accumulate((v * v for _, v in points), initial=0.0)),
-            list(accumulate((t * v for t, v in points), initial=0.0)),
-        )
+def _level_and_line(times: Sequence[float], values: Sequence[float], begin: int) -> _Candidate:
+    """The mean of the points before `begin`, followed by a line from this mean at the last of
+    them."""
+    base, from_s = fmean(values[:begin]), times[begin - 1]
+    points = [(t - from_s, v - base) for t, v in zip(times[begin:], values[begin:], strict=True)]
+    spread = sum(t * t for t, _ in points)
+    slope = sum(t * v for t, v in points) / spread
+    left = _scatter(values[:begin]) + sum((v - slope * t) ** 2 for t, v in points)
+    error_unit = sqrt(1 / spread + (sum(t for t, _ in points) / spread) ** 2 / begin)
+    return left, begin, slope, error_unit, base - slope * from_s, from_s
 
-    def line(self) -> _Candidate:
-        """The least-squares line through all points."""
-        count = len(self.times) - 1
-        mean_s, mean = self.times[-1] / count, self.values[-1] / count
-        spread = self.tt[-1] - count * mean_s**2
-        slope = (self.tv[-1] - count * mean_s * mean) / spread
-        left = self.vv[-1] - count * mean**2 - slope**2 * spread
-        return left, 0, slope, sqrt(1 / spread), mean - slope * mean_s, self.begin_s
 
-    def level_and_line(self, from_s: float, begin: int) -> _Candidate:
-        """The mean of the points before `begin`, followed by a line from this mean at `from_s`."""
-        count, base = len(self.times) - 1 - begin, self.values[begin] / begin
-        times = self.times[-1] - self.times[begin]
-        values = self.values[-1] - self.values[begin] - count * base
-        span = times - count * from_s
-        spread = self.tt[-1] - self.tt[begin] - 2 * from_s * times + count * from_s**2
-        product = self.tv[-1] - self.tv[begin] - base * times - from_s * values
-        slope = product / spread
-        left = self.vv[-1] - 2 * base * self.values[-1] + (count + begin) * base**2
-        error_unit = sqrt(1 / spread + (span / spread) ** 2 / begin)
-        return left - slope * product, begin, slope, error_unit, base - slope * from_s, from_s
-
-    def step(self) -> float:
-        """The squared residuals of the best single step between two levels."""
-        count, total = len(self.times) - 1, self.values[-1]
-        return self.vv[-1] - max(
-            self.values[at] ** 2 / at + (total - self.values[at]) ** 2 / (count - at)
-            for at in range(1, count)
-        )
+def _scatter(values: Sequence[float]) -> float:
+    """The squared residuals of a level."""
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values)

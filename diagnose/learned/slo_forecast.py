@@ -24,7 +24,7 @@ from math import isfinite, log, sqrt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kneewatch.diagnose.learned.kv_forecast import HORIZON_S, demand_ratio
+from kneewatch.diagnose.learned.kv_forecast import HORIZON_S, demand_ratio, line
 from kneewatch.diagnose.values import Signals
 
 SPACINGS = (0.25, 1.0)
@@ -119,7 +119,9 @@ class _Trend:
     def _fit(self, load: float) -> Forecast | None:
         if len(self._samples) < SAMPLES_MIN or load < LOAD_MIN:
             return None
-        slope, error, level = _line(self._samples)
+        times, values = zip(*self._samples, strict=True)
+        squares_left, _, slope, error, level, _ = line([t_s - times[-1] for t_s in times], values)
+        error *= sqrt(squares_left / (len(times) - 2))
         if slope <= 0 or slope < TREND_MIN * error or not self._goes_on(slope, level):
             return None
         left = max(0.0, 1 - level)
@@ -144,18 +146,6 @@ class _Trend:
 
 def _expected(forecast: Forecast) -> float:
     return forecast.expected_s
-
-
-def _line(samples: deque[tuple[float, float]]) -> tuple[float, float, float]:
-    """The least-squares line: slope, its standard error, and the value at the end."""
-    count = len(samples)
-    mean_t = sum(t_s for t_s, _ in samples) / count
-    mean = sum(value for _, value in samples) / count
-    spread = sum((t_s - mean_t) ** 2 for t_s, _ in samples)
-    slope = sum((t_s - mean_t) * (value - mean) for t_s, value in samples) / spread
-    residual = sum((value - mean - slope * (t_s - mean_t)) ** 2 for t_s, value in samples)
-    error = sqrt(residual / (count - 2) / spread)
-    return slope, error, mean + slope * (samples[-1][0] - mean_t)
 
 
 def aged(forecast: Forecast, age_s: float) -> Forecast:
