@@ -30,7 +30,7 @@ from kneewatch.diagnose.recommend.prediction import (
 )
 from kneewatch.diagnose.sizing.memory.budget import HEADROOM_HIGH_RATIO, HEADROOM_LOW_RATIO
 from kneewatch.diagnose.sizing.memory.weights import Parallel
-from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT, remapped_ratio
+from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.rules.formatting import (
     about,
     duration,
@@ -113,7 +113,6 @@ def more_replicas(context: LeverContext) -> Advice | None:
         checks=[
             "confirm that the router balances the load and keeps requests that share a prefix "
             "together",
-            *_hashing_check(now, total),
         ],
         verify=[
             "once the new replicas serve"
@@ -182,21 +181,6 @@ def _load_words(context: LeverContext, ratio: float, total: int) -> str:
         else f"Requests arrive at {about(ratio)}x the rate that {have} can serve"
     )
     return f"{load}: it needs {bare}{needed} with a safety factor of {SAFETY_DEFAULT:g}.{held}"
-
-
-def _hashing_check(replicas: int, new_replicas: int) -> list[str]:
-    """A check that the router uses consistent hashing; empty if modulo would move no more
-    prefixes."""
-    consistent, modulo = (
-        remapped_ratio(replicas=replicas, new_replicas=new_replicas, consistent=by_ring)
-        for by_ring in (True, False)
-    )
-    if consistent >= modulo or percent(consistent) == percent(modulo):
-        return []
-    return [
-        "if the router hashes prefixes, confirm that it hashes consistently: that moves "
-        f"{percent(consistent)} of them to another replica, modulo hashing {percent(modulo)}"
-    ]
 
 
 def _load_ratio(context: LeverContext) -> float | None:

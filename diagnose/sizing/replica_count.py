@@ -252,7 +252,6 @@ def warm_minimum(
     *,
     lowest_requests_per_s: float,
     usable_requests_per_s: float,
-    burst_ratio: float = _BURST_RATIO,
 ) -> int:
     """Fewest replicas to keep warm: enough for a burst at the quietest hour, and one to spare.
 
@@ -263,7 +262,7 @@ def warm_minimum(
     instances = sheet.line(
         "Warm minimum",
         "max(ceil({lowest RPS} x {burst} / {usable}), ceil({lowest RPS} / {usable}) + {standby})",
-        (exact(lowest_requests_per_s), exact(burst_ratio), exact(usable_requests_per_s), _STANDBY),
+        (exact(lowest_requests_per_s), exact(_BURST_RATIO), exact(usable_requests_per_s), _STANDBY),
         result=lambda count: plural(int(count), "replica"),
         source="guide 9.2, 8.2",
     )
@@ -293,16 +292,3 @@ def scale_up_ratio(
         result="{:%} of capacity",
         source="guide 9.2",
     )
-
-
-def remapped_ratio(*, replicas: int, new_replicas: int, consistent: bool) -> float:
-    """Share of prefixes that move to another replica when the number of replicas changes.
-
-    With modulo, a prefix stays if hash % N = hash % M. With consistent hashing, only the prefixes
-    of the added or removed replicas move.
-    """
-    few, many = sorted((replicas, new_replicas))
-    if consistent or few == many:
-        return (many - few) / many
-    # Of one period of both moduli, only the hashes below the smaller one agree.
-    return 1 - few / math.lcm(replicas, new_replicas)

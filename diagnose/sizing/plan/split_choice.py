@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kneewatch.collector.engines.engine_kind import STEP_TOKENS
 from kneewatch.diagnose.capacity import BenchmarkPoint
 from kneewatch.diagnose.catalogue.gpu_specs import LINK_BYTES_PER_S, NETWORKS
-from kneewatch.diagnose.catalogue.inputs import SizingError, not_negative, positive, within
+from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.sizing.arithmetic import Step, seconds
 from kneewatch.diagnose.sizing.launch_notes import several_nodes
 from kneewatch.diagnose.sizing.memory.launch import (
@@ -29,7 +29,7 @@ from kneewatch.diagnose.sizing.plan.memory_steps import (
     quantizations,
     stored_prefixes,
 )
-from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool, Value
+from kneewatch.diagnose.sizing.plan.plan_result import Part, PlanStep, Pool
 from kneewatch.diagnose.sizing.plan.replica_curve import (
     GAIN_RATIO,
     Serving,
@@ -60,55 +60,41 @@ from kneewatch.rules.formatting import figure, percent, plural
 
 
 def speculative_speedup(
-    *,
-    acceptance_ratio: float,
-    draft_tokens: int,
-    draft_cost_ratio: float,
-    verify_cost_ratio: float = 1.0,
+    *, acceptance_ratio: float, draft_tokens: int, draft_cost_ratio: float
 ) -> float:
-    """Speed divided by the speed without speculation; below 1 speculation makes output slower.
+    """Speed divided by the speed without speculation, while bandwidth is the limit; below 1
+    speculation makes output slower.
 
-    - `draft_cost_ratio`: one draft step divided by one target step. While bandwidth is the limit,
-      this is the ratio of the parameters that each reads; about 0 for n-grams.
-    - `verify_cost_ratio`: the verification divided by a plain step. It is 1 while bandwidth is the
-      limit, and approaches draft_tokens + 1 once compute is.
+    `draft_cost_ratio` is one draft step divided by one target step: the ratio of the parameters
+    that each reads; about 0 for n-grams.
 
     Source: guide 6.6.
     """
-    within("acceptance_ratio", acceptance_ratio, low=0.0, high=1.0)
-    not_negative("draft_tokens", draft_tokens)
-    not_negative("draft_cost_ratio", draft_cost_ratio)
-    positive("verify_cost_ratio", verify_cost_ratio)
     tokens = tokens_per_pass(acceptance_ratio=acceptance_ratio, draft_tokens=draft_tokens)
-    return tokens / (verify_cost_ratio + draft_tokens * draft_cost_ratio)
+    return tokens / (1 + draft_tokens * draft_cost_ratio)
 
 
-def break_even_acceptance_ratio(
-    *, draft_tokens: int, draft_cost_ratio: float, verify_cost_ratio: float = 1.0
-) -> float | None:
+def break_even_acceptance_ratio(*, draft_tokens: int, draft_cost_ratio: float) -> float | None:
     """The acceptance at which speculation neither helps nor hurts; None if it always hurts.
 
     Source: guide 6.6 (acceptance is the critical variable).
     """
-    positive("draft_tokens", draft_tokens)
 
     def speedup(ratio: float) -> float:
         return speculative_speedup(
-            acceptance_ratio=ratio,
-            draft_tokens=draft_tokens,
-            draft_cost_ratio=draft_cost_ratio,
-            verify_cost_ratio=verify_cost_ratio,
+            acceptance_ratio=ratio, draft_tokens=draft_tokens, draft_cost_ratio=draft_cost_ratio
         )
 
     return reached_ratio(speedup, 1.0) if speedup(1.0) >= 1 else None
 
 
-def best_draft_tokens(
-    *, acceptance_ratio: float, draft_cost_ratio: float, max_draft_tokens: int = 16
-) -> int:
+_MOST_DRAFT_TOKENS = 16
+
+
+def best_draft_tokens(*, acceptance_ratio: float, draft_cost_ratio: float) -> int:
     """Drafted tokens per pass with the highest speedup; 0 if no number gives a speedup."""
     return max(
-        range(max_draft_tokens + 1),
+        range(_MOST_DRAFT_TOKENS + 1),
         key=lambda count: speculative_speedup(
             acceptance_ratio=acceptance_ratio,
             draft_tokens=count,
@@ -239,10 +225,16 @@ def _speculation(pool: Pool, replica: Serving) -> tuple[Part, Serving]:
 def _alone(stated: Speculation) -> Part:
     """The part of the plan on the effect of speculation on a single request in an idle replica."""
     tokens, accepted, cost = stated.draft_tokens, stated.acceptance_ratio, stated.draft_cost_ratio
-    speedup = speculative_speedup(
-        acceptance_ratio=accepted, draft_tokens=tokens, draft_cost_ratio=cost
+    part = Part()
+    passed = "(1 - {a}^({k} + 1)) / (1 - {a})" if accepted < 1 else "{a} x ({k} + 1)"
+    speedup = part.sheet.line(
+        "Speculation for one request",
+        f"{passed} / (1 + {{k}} x {{draft cost}})",
+        (accepted, tokens, cost),
+        result="{}x",
+        source="guide 6.6; Leviathan et al. 2023",
     )
-    output: dict[str, Value] = {
+    part.output = {
         "speculation_speedup_alone": speedup,
         "break_even_acceptance_ratio": break_even_acceptance_ratio(
             draft_tokens=tokens, draft_cost_ratio=cost
@@ -251,15 +243,6 @@ def _alone(stated: Speculation) -> Part:
             acceptance_ratio=accepted, draft_cost_ratio=cost
         ),
     }
-    part = Part(output=output)
-    passed = "(1 - {a}^({k} + 1)) / (1 - {a})" if accepted < 1 else "{a} x ({k} + 1)"
-    part.sheet.line(
-        "Speculation for one request",
-        f"{passed} / (1 + {{k}} x {{draft cost}})",
-        (accepted, tokens, cost),
-        result="{}x",
-        source="guide 6.6; Leviathan et al. 2023",
-    )
     return part
 
 
