@@ -164,7 +164,7 @@ def _throttled(gpu: GpuState, working: Sequence[GpuState], *, slow: bool) -> Thr
     ]
     peers_hz = median(peers) if len(peers) > 1 else None
     seen_hz = gpu.values.get(CLOCK_SEEN) if slow else None
-    full_hz = full_clock_hz(gpu) or peers_hz or seen_hz
+    full_hz = _full_clock_hz(gpu) or peers_hz or seen_hz
     now_hz = gpu.values.get("gpu_sm_clock_hz")
     most_hz = gpu.get("gpu_sm_clock_most_hz")
     low = bool(full_hz and 0 < most_hz < LOW_CLOCK * full_hz)
@@ -181,7 +181,7 @@ def _throttled(gpu: GpuState, working: Sequence[GpuState], *, slow: bool) -> Thr
     )
 
 
-def full_clock_hz(gpu: GpuState) -> float | None:
+def _full_clock_hz(gpu: GpuState) -> float | None:
     """The maximum SM clock in Hz, from the page or else from the GPU's model; None if unknown."""
     own_hz = gpu.values.get("gpu_sm_clock_max_hz")
     if own_hz:

@@ -2,7 +2,7 @@
 
 Each signal of the evidence is varied alone, and the cause is examined again. Bisection finds the
 value at which the cause is no longer concluded. A signal that cannot change the conclusion alone
-has no counterfactual.
+has no counterfactual, nor has one of a single GPU.
 """
 
 from __future__ import annotations
@@ -12,63 +12,10 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from kneewatch.diagnose.causes.evidence import Facts
-from kneewatch.diagnose.causes.gpu_clocks import BRAKES, HEATS, POWERS, full_clock_hz
-from kneewatch.diagnose.deployment.server_state import GpuState
 from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.ranking import BY_ID
 from kneewatch.diagnose.verdict import Cause, Counterfactual, Evidence
 from kneewatch.rules.rule import MORE_IS_BETTER
-
-CLOCK = "gpu_sm_clock_ratio"
-CLOCKS = ("gpu_sm_clock_hz", "gpu_sm_clock_most_hz")
-
-NAMES = {
-    "gpu_thermal_throttle_ratio": HEATS,
-    "gpu_power_brake_ratio": BRAKES,
-    "gpu_power_throttle_ratio": POWERS,
-}
-"""Evidence whose value is the greatest of several signals."""
-
-
-def on_gpus(signal: str, gpus: Sequence[GpuState]) -> bool:
-    """Whether the evidence's signal is measured per GPU."""
-    names = CLOCKS if signal == CLOCK else NAMES.get(signal, (signal,))
-    return any(name in gpu.values for gpu in gpus for name in names)
-
-
-def with_gpu_signal(signal: str, value: float, gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
-    """The GPUs, with a signal limited to at most `value`.
-
-    For clocks, `value` is a share of the full clock, and lower clocks are raised to it.
-    """
-    if signal == CLOCK:
-        return tuple(_faster(gpu, value) for gpu in gpus)
-    names = NAMES.get(signal, (signal,))
-    return tuple(
-        replace(
-            gpu,
-            values={
-                name: min(now, value) if name in names and now is not None else now
-                for name, now in gpu.values.items()
-            },
-        )
-        for gpu in gpus
-    )
-
-
-def _faster(gpu: GpuState, share: float) -> GpuState:
-    full_hz = full_clock_hz(gpu)
-    if full_hz is None:
-        return gpu
-    clocks = {
-        name: max(now, share * full_hz)
-        for name in CLOCKS
-        if (now := gpu.values.get(name)) is not None
-    }
-    return replace(gpu, values={**gpu.values, **clocks})
-
-
-# --- Search ---------------------------------------------------------------------------------------
 
 Stands = Callable[[Facts], bool]
 """Whether a cause is concluded."""
@@ -117,8 +64,8 @@ def counterfactuals(
 def _turning(
     stands: Stands, facts: Facts, evidence: Evidence, before: Counterfactual | None
 ) -> Counterfactual | None:
-    # Then the cause was concluded from the value of the window's newest part, or of one GPU.
-    of_part = evidence.signal in facts.recent or on_gpus(evidence.signal, facts.gpus)
+    # Then the cause was concluded from the value of the window's newest part.
+    of_part = evidence.signal in facts.recent
     now = evidence.value if of_part else facts.values.get(evidence.signal)
     stands_at = _tried(stands, facts, evidence.signal)
     if now is None or (of_part and not stands_at(now)):
@@ -144,9 +91,6 @@ def _tried(stands: Stands, facts: Facts, signal: str) -> Callable[[float], bool]
 
     Everything else stays as it is.
     """
-    if on_gpus(signal, facts.gpus):
-        gpus = facts.gpus
-        return lambda value: stands(replace(facts, gpus=with_gpu_signal(signal, value, gpus)))
     # One copy of the facts is enough for all values tried.
     values, recent = dict(facts.values), dict(facts.recent)
     copied = replace(facts, values=values, recent=recent)

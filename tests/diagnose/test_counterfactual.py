@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 
 import pytest
@@ -14,13 +13,13 @@ from kneewatch.collector.exposition import Limits
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.engine import judge
-from kneewatch.diagnose.engine.counterfactual import counterfactuals, with_gpu_signal
+from kneewatch.diagnose.engine.counterfactual import counterfactuals
 from kneewatch.diagnose.ranking import BY_ID, conclude
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.diagnosis_text import unless_words
 from kneewatch.rules.rule import MORE_IS_BETTER
 from kneewatch.rules.wire import rounded
-from tests.diagnose.situations import CALM, CONCLUSIVE, on_gpu
+from tests.diagnose.situations import CONCLUSIVE
 from tests.recordings import CAPTURES, WINDOW_S
 
 
@@ -161,52 +160,3 @@ def test_evidence_that_decides_nothing_alone_is_not_told(monkeypatch: pytest.Mon
     sure = [(facts, cause) for facts, cause in rows if cause.confidence > 0.97]
     assert sure
     assert any(counterfactuals(BY_ID[cause.id].stands, facts, cause) == () for facts, cause in sure)
-
-
-COLD: Mapping[str, float | None] = {
-    "busy_ratio": 0.9,
-    "gpu_sm_clock_hz": 1_000e6,
-    "gpu_sm_clock_most_hz": 1_000e6,
-    "gpu_sm_clock_max_hz": 2_000e6,
-}
-
-
-@pytest.mark.parametrize(
-    ("cause_id", "values", "signal", "at"),
-    [
-        pytest.param("gpu_throttled", COLD, "gpu_sm_clock_ratio", 0.75, id="its clock alone"),
-        pytest.param(
-            "gpu_throttled",
-            {**COLD, "gpu_sm_clock_hz": 1_950e6, "gpu_sm_clock_most_hz": 1_950e6,
-             "gpu_heat_bit_ratio": 0.9},
-            "gpu_thermal_throttle_ratio",
-            0.1,
-            id="heat, by the other name, at nearly full clock",
-        ),
-        pytest.param(
-            "gpu_fault", {"gpu_pcie_replay_per_s": 9.0}, "gpu_pcie_replay_per_s", None, id="PCIe"
-        ),
-    ],
-)  # fmt: skip
-def test_a_gpu_has_turning_points(
-    cause_id: str, values: Mapping[str, float | None], signal: str, at: float | None
-) -> None:
-    well = on_gpu({**COLD, "gpu_sm_clock_hz": 1_990e6, "gpu_sm_clock_most_hz": 1_990e6}, index="0")
-    facts = replace(CALM, gpus=(well, on_gpu(values))).facts()
-    cause = BY_ID[cause_id].examine(facts)
-    assert cause is not None
-    points = {turn.signal: turn for turn in counterfactuals(BY_ID[cause_id].stands, facts, cause)}
-    point = points[signal]
-    if at is not None:
-        assert point.at == pytest.approx(at, rel=0.01)
-    for value, stands in ((point.now, True), (point.at, False)):
-        there = replace(facts, gpus=with_gpu_signal(signal, value, facts.gpus))
-        assert (BY_ID[cause_id].examine(there) is not None) == stands
-
-
-def test_a_gpu_held_down_by_two_things_hangs_on_neither() -> None:
-    values = {**COLD, "gpu_thermal_throttle_ratio": 0.6}
-    facts = replace(CALM, gpus=(on_gpu(values),)).facts()
-    cause = BY_ID["gpu_throttled"].examine(facts)
-    assert cause is not None
-    assert counterfactuals(BY_ID["gpu_throttled"].stands, facts, cause) == ()
