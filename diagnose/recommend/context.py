@@ -8,7 +8,6 @@ from math import ceil, floor, inf, isfinite
 
 from msgspec import Struct, field
 
-from kneewatch.collector.engines.engine_kind import MFU_METRICS
 from kneewatch.collector.packaged import packaged_tables
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.deployment.deployment import Deployment
@@ -30,9 +29,6 @@ MORE_CACHE_FROM = 1.05
 
 KV_AHEAD = "kv_exhaustion_ahead"
 """For this cause, sizes are for the expected load instead of the present load."""
-
-MEASURED = "measured"
-"""Key of `memo` for the measured mfu_ratio and mbu_ratio."""
 
 STEP_TIMES = "step_times"
 """Key of `memo` for decode_factor and prefill_factor: measured over predicted step times.
@@ -198,9 +194,8 @@ def advice(
 
 
 def _basis(context: LeverContext) -> Mapping[str, float]:
-    own_steps, shares = context.memo.get(OWN_STEPS), context.memo.get(MEASURED, {})
     factors = {**context.memo.get(STEP_TIMES, {}), "window_s": context.facts.window_s}
-    return own_steps or {**shares, **factors}
+    return context.memo.get(OWN_STEPS) or factors
 
 
 def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> str:
@@ -230,15 +225,11 @@ def _measured_words(context: LeverContext, predicted: Mapping[str, float]) -> st
         )
     if factors is None:
         return ""
-    words = {"mfu_ratio": "MFU", "mbu_ratio": "MBU"}
-    measured_shares = context.memo.get(MEASURED, {}).items()
-    shares = [f"{words[key]} of {percent(share)}" for key, share in measured_shares]
-    measured = f" with the measured {' and '.join(shares)}" if shares else ""
     window_s = context.facts.window_s
     # A fleet's figures are of one query, whose window the engines' facts do not have.
     times = f"the step times of the last {span(window_s)}" if window_s else "measured step times"
     return (
-        f" Speed predicted{measured} from {times}: decode takes {factors['decode_factor']:.2f}x "
+        f" Speed predicted from {times}: decode takes {factors['decode_factor']:.2f}x "
         f"the roofline's time, prefill {factors['prefill_factor']:.2f}x."
     )
 
@@ -260,11 +251,6 @@ def _unknown(
     server = context.server
     if "max_concurrency" in predicted and "itl_s" not in predicted:
         yield f"TTFT and ITL after the change ({_why_no_latency(context, predicted)})"
-    if "itl_s" in predicted and not (context.memo.get(MEASURED) or OWN_STEPS in context.memo):
-        yield (
-            f"MFU and MBU of this server: {_why_no_share(context)}; defaults from benchmarks "
-            "are used"
-        )
     if cost_usd_per_hour is None:
         needed = {
             "gpu or usd_per_gpu_hour": server.stated.price_usd_per_gpu_hour,
@@ -279,13 +265,6 @@ def _unknown(
     for flag in COUNTS if launch is not None else ():
         if launch is not None and launch.unreadable(flag):
             yield f"{flag}: {launch.flags[flag][:40]!r} in the launch file is not a number"
-
-
-def _why_no_share(context: LeverContext) -> str:
-    # Without the flag the counters exist too, at 0.
-    if not context.get("flop_per_s") and not context.get("memory_bytes_per_s"):
-        return f"vLLM does not report them without {MFU_METRICS}"
-    return "they cannot be measured at the present load"
 
 
 def _why_no_latency(context: LeverContext, predicted: Mapping[str, float]) -> str:

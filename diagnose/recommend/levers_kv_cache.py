@@ -393,8 +393,7 @@ def prompt_order(context: LeverContext) -> Advice | None:
         "prompt-order",
         [("prompt", None, "with the shared part first")],
         f"The baseline of the prefix-cache hit ratio is {percent(quiet)}. The first token that "
-        "differs ends the match: put dates, ids and names after the shared prefix."
-        + _freed_words(predicted),
+        "differs ends the match: put dates, ids and names after the shared prefix.",
         before=_prefill_numbers(context, hits),
         predicted=predicted,
         verify=[
@@ -419,7 +418,7 @@ def sticky_routing(context: LeverContext) -> Advice | None:
         f"Each of the {context.server.replicas} replicas computes and caches every prefix. Route "
         "by prefix or session, so that only one replica computes and caches each prefix."
         + (
-            f" The baseline of the hit ratio is {percent(quiet)}.{_freed_words(predicted)}"
+            f" The baseline of the hit ratio is {percent(quiet)}."
             if quiet is not None and better
             else ""
         ),
@@ -436,7 +435,7 @@ def _prefill_numbers(
     TTFT comes from the roofline if model and GPU are stated. Otherwise it is the measured TTFT
     minus the saved prefill time. Both leave the queue as it is, although it would shrink.
     """
-    numbers = _freed(context, left) | ({} if hits is None else {"prefix_hit_ratio": hits})
+    numbers = {} if hits is None else {"prefix_hit_ratio": hits}
     values = context.facts.values
     for key in ("computed_prompt_tokens_per_s", "prefill_mean_s"):
         value = values.get(key)
@@ -453,32 +452,6 @@ def _prefill_numbers(
     if prediction is not None:
         numbers["ttft_s"] = min(prediction.ttft_s, ttft_s)
     return numbers
-
-
-def _freed(context: LeverContext, left: float) -> dict[str, float]:
-    """The share of GPU time spent on recomputing prompts, and its price; empty if unknown.
-
-    FLOP of the recomputed tokens divided by FLOP/s at the GPU's usual MFU (guide 3.2, 8.4).
-    """
-    hourly, launch = context.server.usd_per_hour, context.server.sized_launch
-    costs = computed_costs(launch)
-    again_per_s = context.get("computed_prompt_tokens_per_s") * (1 - left)
-    if launch is None or costs is None or again_per_s <= 0:
-        return {}
-    reached_per_s = costs.flop_per_s * on_gpu(launch.gpu).mfu_ratio
-    share = again_per_s * costs.body_flop_per_token / reached_per_s
-    if not 0 < share <= 1:
-        return {}
-    freed = {"gpu_time_freed_ratio": share}
-    return freed if hourly is None else freed | {"freed_usd_per_hour": hourly * share}
-
-
-def _freed_words(predicted: dict[str, float]) -> str:
-    share, hourly = predicted.get("gpu_time_freed_ratio"), predicted.get("freed_usd_per_hour")
-    if share is None:
-        return ""
-    dollars = "" if hourly is None else f", {hourly:.2f} USD/h per replica"
-    return f" Restoring it would free {percent(share)} of the GPU time{dollars}."
 
 
 def transfer_path(context: LeverContext) -> Advice | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil, floor, inf
 
@@ -13,7 +13,7 @@ from kneewatch.diagnose.catalogue.inputs import SizingError
 from kneewatch.diagnose.deployment.deployment import memory_of
 from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import token_gap_s
-from kneewatch.diagnose.recommend.context import MEASURED, OWN_STEPS, STEP_TIMES, LeverContext
+from kneewatch.diagnose.recommend.context import OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.queueing import CallerQueue, Latencies, SeatQueue, tails
 from kneewatch.diagnose.recommend.step_times import Prompts
@@ -25,16 +25,11 @@ from kneewatch.diagnose.sizing.speed.roofline_inputs import (
     Efficiency,
     costs,
     on_gpu,
-    with_shares,
 )
 
 costs_of = lru_cache(maxsize=256)(costs)
 performance_of = lru_cache(maxsize=256)(performance)
 
-_LEAST_RATIO, _MOST_RATIO = 0.02, 1.0
-# A measured rate reveals only the share of the resource that takes most of the time.
-_FEW_PROMPTS_RATIO, _MOSTLY_PROMPTS_RATIO = 0.2, 0.6
-_HALVINGS = 14  # to a ten-thousandth
 _CALIBRATION_ROUNDS = 12
 _SETTLE_HALVINGS = 12
 _SETTLE_ROUNDS = 8
@@ -79,82 +74,6 @@ def load_of(
         max_num_batched_tokens=launch.batched_tokens,
         prefix_hit_ratio=saved_ratio,
     )
-
-
-def measured_efficiency(context: LeverContext, launch: Launch, load: Load) -> Efficiency:
-    """MFU and MBU of the server, measured at its present load; defaults if they cannot be measured.
-
-    A rate shows only the share that is the limit: MBU if decode is memory-bound, MFU if prefill
-    takes most of the time. An engine that was idle during part of the window shows neither.
-    """
-    if MEASURED not in context.memo:
-        context.memo[MEASURED] = _measured_shares(context, launch, load)
-    shares = context.memo[MEASURED]
-    return with_shares(
-        on_gpu(launch.gpu), mfu_ratio=shares.get("mfu_ratio"), mbu_ratio=shares.get("mbu_ratio")
-    )
-
-
-def _measured_shares(context: LeverContext, launch: Launch, load: Load) -> dict[str, float]:
-    if launch.parallel.pipeline > 1 or context.get("running_min") < 1:
-        return {}
-    costs, usual = costs_of(launch), on_gpu(launch.gpu)
-    predicted = performance_of(costs, load, usual)
-    prompts = _prompt_time_ratio(predicted)
-    if prompts <= _FEW_PROMPTS_RATIO and predicted.decode_step.binding == "memory":
-        share = _share(
-            context.get("memory_bytes_per_s"),
-            lambda ratio: _bytes_per_s(costs, load, with_shares(usual, mbu_ratio=ratio)),
-        )
-        return {} if share is None else {"mbu_ratio": share}
-    if prompts >= _MOSTLY_PROMPTS_RATIO:
-        share = _share(
-            context.get("flop_per_s"),
-            lambda ratio: _flop_per_s(costs, load, with_shares(usual, mfu_ratio=ratio)),
-        )
-        return {} if share is None else {"mfu_ratio": share}
-    return {}
-
-
-def _prompt_time_ratio(performance: Performance) -> float:
-    """Share of the step time that prefill takes."""
-    plain_s, mixed_s = performance.decode_step.total_s, performance.prefill_step.total_s
-    more_s = performance.prefill_step_ratio * (mixed_s - plain_s)
-    return more_s / (plain_s + more_s)
-
-
-def _share(measured_per_s: float, rate: Callable[[float], float]) -> float | None:
-    """The share of the peak at which the roofline predicts the measured rate; None if out of
-    range."""
-    low, high = _LEAST_RATIO, _MOST_RATIO
-    if not rate(low) <= measured_per_s <= rate(high):
-        return None
-    return end_of(
-        lambda share: rate(share) < measured_per_s, holds=low, falls=high, halvings=_HALVINGS
-    )
-
-
-def _bytes_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
-    """Bytes/s that one GPU reads: bytes of a decode step divided by the mean step time."""
-    predicted_performance = performance(costs, load, shares)
-    read_bytes = (
-        predicted_performance.decode_step.memory_s * costs.bandwidth_bytes_per_s * shares.mbu_ratio
-    )
-    return read_bytes / (predicted_performance.itl_s * predicted_performance.tokens_per_pass)
-
-
-def _flop_per_s(costs: Costs, load: Load, shares: Efficiency) -> float:
-    """FLOP/s of one GPU: FLOP of one request's prompt and output x requests/s."""
-    fresh = max(load.input_tokens * (1 - load.prefix_hit_ratio), 1.0)
-    prompt_pairs = fresh * (load.input_tokens - fresh / 2)
-    output_pairs = load.output_tokens * (load.input_tokens + load.output_tokens / 2)
-    flop = (fresh + load.output_tokens) * costs.body_flop_per_token
-    flop += load.output_tokens * costs.head_flop_per_token
-    flop += prompt_pairs * costs.prefill_flop_per_pair + output_pairs * costs.flop_per_pair
-    for window in costs.windows:
-        seen = min(load.input_tokens, window.tokens)
-        flop += (fresh + load.output_tokens) * seen * window.flop_per_pair
-    return performance(costs, load, shares).requests_per_s * flop
 
 
 # --- Numbers before and after a change ------------------------------------------------------------
@@ -405,7 +324,7 @@ def _by_roofline(context: LeverContext, change: After) -> Performance | None:
         own = calibrated(
             costs_of(server.sized_launch),
             load,
-            measured_efficiency(context, server.sized_launch, load),
+            on_gpu(server.sized_launch.gpu),
             itl_s=itl_s,
             prefill_s=context.get("prefill_mean_s"),
         )

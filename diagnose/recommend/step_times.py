@@ -136,21 +136,21 @@ class StepTimes(Struct, frozen=True, dict=True):
         Its first token comes after one step and as long. In a larger batch more prompts share a
         step.
         """
-        near = _band(running)
-        rows = [(_nearness(band - near), batch, token_s) for band, batch, token_s in self._prompts]
-        return computed_tokens * _near_line(rows, running) if rows else 0.0
+        fit = self._prompts
+        return 0.0 if fit is None else computed_tokens * fit.at(running, 0.0)
 
     @cached_property
-    def _prompts(self) -> Sequence[tuple[int, float, float]]:
-        """Band, batch and seconds per computed prompt token of each window that shows them."""
+    def _prompts(self) -> _NearFit | None:
+        """The seconds per computed prompt token, by the windows that show them."""
         windows = zip(
             self._bands, self.batches, self.steps_s, self.prefills_s, self.computed, strict=True
         )
-        return [
-            (band, batch, (prefill_s - step_s) / computed if prefill_s > step_s else 0.0)
-            for band, batch, step_s, prefill_s, computed in windows
-            if prefill_s > 0 and computed > 0
-        ]
+        bands, rows = list[int](), list[_Row]()
+        for band, batch, step_s, prefill_s, computed in windows:
+            if prefill_s > 0 and computed > 0:
+                bands.append(band)
+                rows.append((batch, 0.0, max(0.0, prefill_s - step_s) / computed))
+        return _NearFit(rows, bands) if rows else None
 
     def outside_s(self, running: float, prompts: Prompts, per_s: float) -> float:
         """Seconds of TTFT before the engine computes the prompt; 0 if not measured.
@@ -289,20 +289,6 @@ def _line(sums: Sequence[float], running: float, tokens: float) -> float:
         if min(per_request, per_token, at_none) >= 0:
             return value + per_request * (running - batch) + per_token * (tokens - token)
     return value + _per_request(batch, value, bb, bv) * (running - batch)
-
-
-def _near_line(rows: Sequence[tuple[float, float, float]], running: float) -> float:
-    """Like `_NearFit.at` for values that depend on the batch only. Rows are (nearness, batch,
-    value)."""
-    batches = [batch for _, batch, _ in rows]
-    values = [value for _, _, value in rows]
-    weights = [nearness / (value or 1.0) ** 2 for nearness, _, value in rows]
-    weight, weighted = sum(weights), list(map(mul, weights, batches))
-    batch, value = sum(weighted) / weight, sum(map(mul, weights, values)) / weight
-    bb = _spread(sum(map(mul, weighted, batches)) / weight, batch)
-    bv = sum(map(mul, weighted, values)) / weight - batch * value
-    near: float = value + _per_request(batch, value, bb, bv) * (running - batch)
-    return min(max(near, min(values)), max(values))
 
 
 def _per_request(batch: float, value: float, bb: float, bv: float) -> float:
