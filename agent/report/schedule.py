@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from importlib.util import find_spec
+from math import floor
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
@@ -253,7 +254,7 @@ class Cron(CronTrigger):  # type: ignore[misc]
     def after_s(self, now_s: float) -> float:
         """The first time after `now_s` at which the expression fires, in Unix seconds. NEVER_S if
         there is none."""
-        after = datetime.fromtimestamp(now_s, UTC)
+        after = datetime.fromtimestamp(floor(now_s) + 1, UTC)  # it fires at whole seconds
         fire_time = self.get_next_fire_time(None, after)
         return fire_time.timestamp() if fire_time is not None else NEVER_S
 
@@ -442,6 +443,7 @@ class ReportJob(Job):
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self.due_s = NEVER_S
         self.adopt(settings)
 
     def adopt(self, settings: Settings) -> None:
@@ -452,22 +454,21 @@ class ReportJob(Job):
         """
         cron = cron_of(settings)
         with self._lock:
-            self._settings, self._cron = settings, cron
-            self.due_s = self._next_s()
+            self._settings, self._cron, now_s = settings, cron, self._clock()
+            if self.due_s > now_s:  # a report that is due already is still made
+                self.due_s = self._after_s(now_s)
 
     def cycle(self) -> float | None:
         """Make a report if one is due. Returns the seconds until the clock is read again."""
         with self._lock:
-            is_due, next_s = self._clock() >= self.due_s, self._next_s()
-            # The next time is sooner where the clock was set back.
-            self.due_s = next_s if is_due else min(self.due_s, next_s)
+            now_s = self._clock()
+            is_due, self.due_s = now_s >= self.due_s, self._after_s(now_s)
         if is_due:
             self.make()
         return min(CHECK_S, max(0.0, self.due_s - self._clock()))
 
-    def _next_s(self) -> float:
-        # A second later, so that a time that is just due is not the next one.
-        return NEVER_S if self._cron is None else self._cron.after_s(self._clock() + 1.0)
+    def _after_s(self, now_s: float) -> float:
+        return NEVER_S if self._cron is None else self._cron.after_s(now_s)
 
     def stop(self) -> None:
         """Kill the running report process and make no more reports."""

@@ -143,6 +143,27 @@ def test_a_clock_that_is_set_delays_no_report(
     assert made == [began_s + 60.0, day_before, day_before + 3 * DAY_S]
 
 
+@pytest.mark.parametrize("before_s", [10.0, 0.9, 0.0, -5.0])
+def test_a_reload_around_the_time_of_a_report_skips_and_repeats_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_s: float
+) -> None:
+    """The report of 06:00 may still wait for its turn when the settings are read again."""
+    made = list[float]()
+    due_s = datetime(2026, 11, 18, 6, tzinfo=UTC).timestamp()
+    now = {"s": due_s - 60.0}
+    stated = settings(tmp_path, '[report]\ncron = "0 6 * * *"\ntimezone = "UTC"\n')
+    job = ReportJob(stated, tmp_path / "x.db", clock=lambda: now["s"])
+    monkeypatch.setattr(job, "make", lambda: made.append(now["s"]))
+    now["s"] = due_s - before_s
+    job.adopt(stated)
+    now["s"] = due_s + 5.5
+    job.cycle()
+    job.adopt(stated)
+    job.cycle()
+    assert made == [due_s + 5.5]
+    assert job.due_s == due_s + DAY_S
+
+
 @pytest.fixture
 def web() -> Iterator[Taker]:
     taker = Taker(Reply())
