@@ -34,7 +34,7 @@ from kneewatch.reports.diagnosis_text import Style
 from kneewatch.rules.facts import Targets
 from kneewatch.rules.rule import Severity
 from tests.living_engine import Work
-from tests.living_fleet import FOREVER_S, MIN_S, LivingFleet, Pod, Pool
+from tests.living_fleet import FOREVER_S, MIN_S, LivingFleet, Pod, Pool, addresses
 from tests.living_player import PROFILE, Player, Told
 from tests.living_source import played
 
@@ -51,6 +51,12 @@ class Site(Struct, frozen=True):
     fleet: LivingFleet
     name: str
     spans: tuple[tuple[float, float], ...] = ((FROM_S, TO_S),)
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool."""
+        model = f"m-{self.name}"
+        return model if self.fleet.labels_of is addresses else f"{self.name}/{model}"
 
     @property
     def from_s(self) -> float:
@@ -476,18 +482,13 @@ CAPACITY = frozenset(("queue_saturation", "kv_pressure", "prefix_reuse_lost", "k
 """Causes against which replicas may help."""
 
 
-def pool_of(name: str) -> str:
-    """The name of the pool of a namespace."""
-    return f"{name}/m-{name}"
-
-
 def _told_pool(told: Told) -> str:
     return told.target.removeprefix("fleet/").partition(" on ")[0]
 
 
 def outcome(fault: Fault, site: Site, player: Player, told: Sequence[Told]) -> Outcome:
     """How a fault was told."""
-    pool = pool_of(site.name)
+    pool = site.pool
     own = [row for row in player.said if row.pool == pool and row.severity >= fault.severity]
     mine = [each for each in told if _told_pool(each) == pool]
     ended = [each for each in mine if each.kind == "ended"]
@@ -647,7 +648,7 @@ class Scene(Struct):
 
     def strangers(self, told: Sequence[Told]) -> list[Told]:
         """Messages about pools in which nothing was planted."""
-        pools = {pool_of(site.name) for _, site in self.sites}
+        pools = {site.pool for _, site in self.sites}
         return [each for each in told if _told_pool(each) not in pools]
 
 

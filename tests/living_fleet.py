@@ -170,6 +170,26 @@ class Pool(Struct):
         return work
 
 
+LabelsOf = Callable[[Pool, Pod], Mapping[str, str]]
+"""The labels of a pod's target, beside `instance`."""
+
+
+def pod_monitor(pool: Pool, pod: Pod) -> Mapping[str, str]:
+    """Those of a PodMonitor in each namespace."""
+    return {"job": f"{pool.namespace}/vllm", "namespace": pool.namespace, "pod": pod.name}
+
+
+def annotated_pods(pool: Pool, pod: Pod) -> Mapping[str, str]:
+    """Those of one job for all annotated pods, as Prometheus's older examples have them."""
+    names = {"kubernetes_namespace": pool.namespace, "kubernetes_pod_name": pod.name}
+    return {"job": "kubernetes-pods", **names}
+
+
+def addresses(_pool: Pool, _pod: Pod) -> Mapping[str, str]:
+    """Those of one job with a list of addresses."""
+    return {"job": "vllm"}
+
+
 class LivingFleet:
     """Pools over some time, and what a Prometheus scrapes of them. Moment 0 of its life is
     `epoch_s` in Unix seconds."""
@@ -184,6 +204,7 @@ class LivingFleet:
         self.rare_until_s = -math.inf
         """Until then targets are scraped once in RARE_S: a past that costs little."""
         self.states: list[tuple[Series, Callable[[float], float | None]]] = []
+        self.labels_of: LabelsOf = pod_monitor
         self._count = count(1)
 
     def pool(
@@ -355,10 +376,8 @@ def _series(name: str, labels: Labels) -> Series:
 
 def _target(pool: Pool, pod: Pod) -> dict[str, str]:
     return {
-        "namespace": pool.namespace,
-        "pod": pod.name,
+        **pool.fleet.labels_of(pool, pod),
         "instance": f"{pod.address}:8000",
-        "job": f"{pool.namespace}/vllm",
         **pool.labels,
     }
 
@@ -433,5 +452,7 @@ class ScrapedPod:
             }
         labels = _target(pool, pod)
         if metric.startswith("vllm:"):
-            labels |= {"model_name": pool.model, "engine": "0", "node": pod.node}
+            labels |= {"model_name": pool.model, "engine": "0"}
+            if pool.fleet.labels_of is not addresses:
+                labels["node"] = pod.node
         return labels

@@ -77,7 +77,8 @@ def namespace_of(labels: Labels) -> str:
 def pod_of(labels: Labels) -> str:
     """The name of the pod that a series is about. Without honorLabels it is in the label
     exported_pod."""
-    return labels.get("exported_pod") or labels.get("pod", "")
+    names = "exported_pod", "pod", "kubernetes_pod_name"
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def is_worker(pod: str, replicas: Collection[str]) -> bool:
@@ -328,10 +329,12 @@ def _loading(
             continue
         if is_worker(replica, replicas) or not peers:
             continue
+        pools = sorted({member.pool for member in siblings or peers})
+        of_job = "/".join(filter(None, space))  # which of several models it serves is unknown
         loading.append(
             Loading(
                 replica,
-                min(member.pool for member in siblings or peers),
+                pools[0] if siblings or len(pools) == 1 else of_job,
                 failure.failed_s[0] if failure.failed_s else moment.at_s,
                 patience_s.get(space, DEFAULT_PATIENCE_S),
             )
@@ -340,7 +343,7 @@ def _loading(
 
 
 def _space(labels: Labels) -> Space:
-    return labels.get("cluster", ""), labels.get("namespace", ""), labels.get("job", "")
+    return labels.get("cluster", ""), namespace_of(labels), labels.get("job", "")
 
 
 def _patience_s(
@@ -383,7 +386,7 @@ def _scaled_to_zero(
     return frozenset(
         member.pool
         for member, _ in stopped
-        for name in workloads_of(member.labels.get("pod", ""))
+        for name in workloads_of(pod_of(member.labels))
         for zero_s, workload in wanted_none
         if zero_s >= last_s[member.pool] and workload.has(member.labels, name)
     )

@@ -287,7 +287,7 @@ def failed_before_first_answer(jobs: Iterable[str]) -> str:
     up, span = targets(jobs), duration(STARTS_SEEN_S)
     failed = f"(count_over_time({up}[{span}]) - sum_over_time({up}[{span}]))"
     new = f"({failed} > 0) and {up} == 1 unless {up} offset {span}"
-    return f"max by (cluster, namespace, job) ({new})"
+    return f"max by (cluster, namespace, kubernetes_namespace, job) ({new})"
 
 
 ANY_SCRAPES = f"count(count_over_time(up[{duration(SCRAPES_OVER_S)}]) >= 3)"

@@ -315,9 +315,9 @@ def places_of(member: Member) -> Iterable[Place]:
     that label."""
     labels = member.labels
     clusters = dict.fromkeys((labels.get("cluster", ""), ""))
-    if labels.get("pod"):
+    if pod := pod_of(labels):
         for cluster in clusters:
-            yield "pod", cluster, labels.get("namespace", ""), labels["pod"]
+            yield "pod", cluster, namespace_of(labels), pod
     for node in (member.node, labels.get("instance", "").rpartition(":")[0]):
         for cluster in clusters if node else ():
             yield "node", cluster, node

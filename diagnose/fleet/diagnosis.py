@@ -63,7 +63,7 @@ from kneewatch.diagnose.recommend.context import SETTLE_WORDS
 from kneewatch.diagnose.recommend.ledger import order, subject
 from kneewatch.diagnose.recommend.levers_kv_cache import sticky_routing
 from kneewatch.diagnose.recommend.past_advice import HeldAdvice
-from kneewatch.rules.formatting import percent, plural
+from kneewatch.rules.formatting import percent, plural, span
 from kneewatch.rules.rule import DAY_S, OK, WARNING, Severity, is_queued
 from kneewatch.rules.wire import rounded, to_ms
 
@@ -429,8 +429,8 @@ class Comparisons:
         own cause explains comes and goes with it. Requests that pile up on a bad node are no
         imbalance. One fault so keeps one name.
         """
-        draining = {
-            engine.member.name
+        shrinking = {
+            engine.member.name: engine
             for engine in engines
             if engine.get("waiting") and (engine.get("waiting_slope_per_s") or 0.0) < 0
         }
@@ -470,17 +470,18 @@ class Comparisons:
             )
         }
         self._concluded_s |= {(_place(cause), cause.id): t_s for cause in concluded}
-        lasting = [
-            cause
-            for place, tracker in self._trackers.items()
-            for cause in tracker.causes
-            if (key := (place, cause.id), since_s := self._concluded_s[key])
-            and since_s < t_s
-            and (
-                (cause.id in WAITS_FOR and not draining.isdisjoint(cause.replicas))
-                or (key in with_effects and t_s - since_s <= EFFECTS_S)
-            )
-        ]
+        lasting = list[FleetCause]()
+        drained: dict[tuple[Place, str], FleetCause] = {}
+        for place, tracker in self._trackers.items():
+            for cause in tracker.causes:
+                key = place, cause.id
+                since_s = self._concluded_s[key]
+                queued = [shrinking[name] for name in cause.replicas if name in shrinking]
+                if since_s < t_s and key in with_effects and t_s - since_s <= EFFECTS_S:
+                    lasting.append(cause)
+                elif since_s < t_s and queued and cause.id in WAITS_FOR:
+                    lasting.append(cause)
+                    drained[key] = _drained(cause, queued, since_s)
         by_place: dict[Place, list[FleetCause]] = {}
         for cause in (*concluded, *lasting):
             if cause not in under:
@@ -500,7 +501,18 @@ class Comparisons:
                 del self._trackers[place]
         kept = {key: at_s for key, at_s in self._concluded_s.items() if key[0] in self._trackers}
         self._concluded_s = kept
-        return reported
+        return [drained.get((_place(cause), cause.id), cause) for cause in reported]
+
+
+def _drained(cause: FleetCause, queued: Sequence[Engine], concluded_s: float) -> FleetCause:
+    """A cause of which only the queues of these engines are left, with the time to serve them."""
+    waiting = sum(engine.get("waiting") or 0.0 for engine in queued)
+    served_per_s = -sum(engine.get("waiting_slope_per_s") or 0.0 for engine in queued)
+    left = (
+        f"{plural(round(waiting), 'request')} left, served in about {span(waiting / served_per_s)}"
+    )
+    summary = f"{cause.summary} Its queue drains: {left}."
+    return replace(cause, summary=summary, seen_s=concluded_s)
 
 
 def _place(cause: FleetCause) -> Place:

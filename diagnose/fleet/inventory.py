@@ -31,7 +31,7 @@ Group = tuple[str, str, str]
 """Pool, tier and role."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "replica": ("pod", "ReplicaId", "WorkerId", "instance"),
+    "replica": ("pod", "kubernetes_pod_name", "ReplicaId", "WorkerId", "instance"),
     "namespace": ("cluster", "namespace", "kubernetes_namespace", "application"),
     "pool": (),
     "model": ("model_name",),
@@ -43,9 +43,10 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
 }
 """Labels that may contain each part of an engine's identity.
 
-The first label that is present is used; for `namespace`, all of them. `pod` is Kubernetes'.
-`ReplicaId` and `WorkerId` are Ray Serve's. `instance` is Prometheus's own. `llm_d_ai_role` is
-Prometheus's name for llm-d's pod label. `goal` is THROUGHPUT for pools whose requests may queue.
+The first label that is present is used; for `namespace`, all of them. `pod` is Kubernetes'; the
+kubernetes_* are those of older scrape configurations. `ReplicaId` and `WorkerId` are Ray Serve's.
+`instance` is Prometheus's own. `llm_d_ai_role` is Prometheus's name for llm-d's pod label. `goal`
+is THROUGHPUT for pools whose requests may queue.
 """
 
 THROUGHPUT = "throughput"

@@ -332,11 +332,20 @@ def _gets_more(engine: Engine, tier: Tier) -> bool:
     grows = engine.get("waiting_slope_per_s") or 0.0
     if tier.median("arrival_per_s") == 0:
         return bool(engine.get("arrival_per_s"))
-    asked = ("arrival_per_s", *LENGTH_MEANS, "kv_usage_avg_ratio")
-    shares = [over(engine, tier, key) for key in asked]
+    # The requests of a queue that shrinks get first tokens and fill the cache, and do not arrive.
+    asked = (*LENGTH_MEANS, *(() if grows < 0 else ("kv_usage_avg_ratio",)))
+    shares = [_share_sent(engine, tier), *(over(engine, tier, key) for key in asked)]
     return (
         grows > 0 or None in shares[:1] or any((share or 0.0) > SAME_ARRIVALS for share in shares)
     )
+
+
+def _share_sent(engine: Engine, tier: Tier) -> float | None:
+    """The requests/s that an engine is sent, divided by the tier's median; None if unknown."""
+    own, usual = engine.get("arrival_per_s"), tier.median("arrival_per_s")
+    if own is None or not usual:
+        return None
+    return max(0.0, own + min(0.0, engine.get("waiting_slope_per_s") or 0.0)) / usual
 
 
 def _drains(engine: Engine) -> bool:
@@ -435,7 +444,7 @@ def _severity(hot: Sequence[Engine], tier: Tier) -> Severity:
 
 
 def _weigh_arrivals(case: Case, engine: Engine, tier: Tier) -> None:
-    own, share = engine.get("arrival_per_s"), over(engine, tier, "arrival_per_s")
+    own, share = engine.get("arrival_per_s"), _share_sent(engine, tier)
     if own and tier.median("arrival_per_s") == 0:
         text = f"it gets {own:.1f} requests/s, the median engine none"
         case.weigh("arrival_per_s", own, None, 1.0, text)

@@ -56,6 +56,16 @@ def test_an_exporter_that_names_no_cluster_is_joined_by_pod() -> None:
     assert clocks(gpu(600.0, namespace="prod", pod="a"), cluster=("eu",)) == {"eu": 600.0}
 
 
+def test_the_pod_of_an_older_scrape_configuration_is_joined_too() -> None:
+    own = {"kubernetes_namespace": "prod", "kubernetes_pod_name": "a", "instance": "10.0.0.1:8000"}
+    exporter = {"kubernetes_namespace": "gpu", "kubernetes_pod_name": "dcgm-exporter-x"}
+    shape = shaped([{**own, "model_name": "m"}])
+    (member,) = shape.members
+    answers = {"sm_clock_mhz": [gpu(600.0, namespace="prod", pod="a", **exporter)]}
+    assert member.replica == "a"
+    assert with_gpus(shape, answers)[1] == {member.key: {"sm_clock_mhz": 600.0}}
+
+
 # --- Images, by kube-state-metrics ----------------------------------------------------------------
 
 

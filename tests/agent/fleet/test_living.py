@@ -13,26 +13,34 @@ from kneewatch.agent.fleet.engines import FleetEngines
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.fleet.watch import names_of, states_of
 from kneewatch.collector.prometheus.client import PrometheusSource
-from kneewatch.diagnose.fleet.inventory import LabelMap
+from kneewatch.diagnose.fleet.inventory import LabelMap, Observed
 from kneewatch.diagnose.fleet.verdict import FleetVerdict
+from kneewatch.reports.diagnosis_text import summary_words
 from kneewatch.rules.facts import Targets
+from kneewatch.rules.rule import Severity
 from tests.agent.fleet.prometheus_fleet import QUICK, watched
 from tests.collector.oracle import LOOPBACK, Prometheus, running
-from tests.living_faults import FAULTS as PLANTED
 from tests.living_faults import (
+    END_S,
     FROM_S,
     TO_S,
+    WATCHED_S,
     Scene,
     Site,
     all_down,
+    fleet_until,
     one_takes_all,
     overload,
+    to_zero,
 )
+from tests.living_faults import FAULTS as PLANTED
 from tests.living_fleet import (
     FAULTS,
     FAULTS_S,
     MIN_S,
     LivingFleet,
+    addresses,
+    annotated_pods,
     operated,
     with_faults,
 )
@@ -128,6 +136,49 @@ def test_faults_from_before_the_start_begin_and_end_once(tmp_path: Path) -> None
         if each.flaws
     ]
     assert wrong == []
+
+
+def test_faults_are_told_of_pods_that_older_scrape_configurations_name(tmp_path: Path) -> None:
+    scene = Scene.named(("never-answers", "outage-after-scaling"), every_s=15)
+    scene.fleet.labels_of = annotated_pods
+    to_zero(Site(scene.fleet, "calm"))
+    outcomes, told = scene.told(tmp_path)
+    assert [(each.fault.name, each.flaws) for each in outcomes if each.flaws] == []
+    assert scene.strangers(told) == []
+
+
+def test_a_server_of_an_unknown_model_that_never_answers_is_named_after_its_job(
+    tmp_path: Path,
+) -> None:
+    scene = Scene.named(("never-answers", "pd-healthy"), every_s=30)
+    scene.fleet.labels_of = addresses
+    _, told = scene.told(tmp_path)
+    assert [(each.kind, each.target, each.id) for each in told] == [
+        ("began", "fleet/vllm", "target_down"),
+        ("ended", "fleet/vllm", "target_down"),
+    ]
+
+
+def test_the_queue_of_a_mended_router_is_ending_and_says_how_long(tmp_path: Path) -> None:
+    fleet = fleet_until(END_S, every_s=15, seed=0)
+    site = Site(fleet, "uneven")
+    pool = site.deployment(6, per_replica_per_s=3.0)
+    site.ails(pool.pods[1:], arrival_per_s=0.0)
+    words: list[str] = []
+
+    def follow(observed: Observed, verdict: FleetVerdict) -> None:
+        if observed.t_s - fleet.epoch_s > TO_S + MIN_S:
+            ill = [cause for cause in verdict.causes if cause.severity >= Severity.WARNING]
+            words.extend(summary_words(cause, verdict.t_s) for cause in ill)
+
+    _, told = played(fleet, tmp_path, [(WATCHED_S, 45 * MIN_S)], cycle_s=15, follow=follow)
+    assert [(each.kind, each.id) for each in told] == [
+        ("began", "replica_imbalance"),
+        ("ended", "replica_imbalance"),
+    ]
+    drains = [text for text in words if "Its queue drains: " in text]
+    assert len(drains) > 12
+    assert all(text.startswith("Ending: ") for text in words), "the router is mended"
 
 
 def seen(fleet: LivingFleet, server: Prometheus, t_s: float) -> FleetVerdict:

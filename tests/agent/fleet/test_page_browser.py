@@ -30,7 +30,7 @@ from kneewatch.rules.facts import Targets
 from tests.agent.api.serving import served, service_of, settings_of
 from tests.agent.fleet.prometheus_fleet import saw
 from tests.browser import ARGUMENTS, CHROMIUM, browser, opened
-from tests.living_faults import FAULTS, FROM_S, Fault, Site, fleet_until, pool_of
+from tests.living_faults import FAULTS, FROM_S, Fault, Site, fleet_until
 from tests.living_fleet import MIN_S
 from tests.living_source import played
 from tests.waiting import until
@@ -63,7 +63,8 @@ def shown(fault: Fault, folder: Path) -> Generator[FleetPage]:
     fleet = fleet_until(SEEN_S, every_s=15, seed=7)
     for name, replicas in (("search", 3), ("rag", 2)):
         fleet.pool("Deployment", name, replicas)
-    fault.plant(Site(fleet, fault.name))
+    site = Site(fleet, fault.name)
+    fault.plant(site)
     watch = FleetWatch("http://127.0.0.1:1", settings_of(), "")
     store = Store.open(folder / "s.sqlite", retention=Retention())
     with closing(Reader(folder / "s.sqlite")) as reader:
@@ -81,7 +82,7 @@ def shown(fault: Fault, folder: Path) -> Generator[FleetPage]:
         until(lambda: store.stats().written > 0)
         service = replace(service_of(fleet=watch), clock=lambda: now_s, reader=reader, store=store)
         with served(service) as server:
-            yield FleetPage(f"{server.url}/triage", pool_of(fault.name), fault.causes[0])
+            yield FleetPage(f"{server.url}/triage", site.pool, fault.causes[0])
     store.close(5.0)
 
 
