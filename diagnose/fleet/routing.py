@@ -20,6 +20,9 @@ from kneewatch.rules.rule import HOUR_S, Severity
 PROMPTS_PER_S = 200.0
 """From this rate of looked-up prompt tokens/s on, a prefix cache's hit ratio is meaningful."""
 
+COMPUTED_LEAST = 0.1
+"""An engine that computes a smaller share of the tokens that miss receives their KV."""
+
 MOST_OF = 0.6
 """Least share of replicas that must have lost hits: routing affects most replicas at once."""
 
@@ -74,7 +77,7 @@ def routing_dilution(
     """Most replicas miss prefixes that the pool used to hit, or that its user expects to be hit,
     although prompts did not change. If earlier values are unknown: hit ratios are those of random
     routing."""
-    engines = [e for e in tier.engines if (e.get("prefix_query_per_s") or 0.0) >= PROMPTS_PER_S]
+    engines = [e for e in tier.engines if _looks_prompts_up(e)]
     usual = past.reuse_of(tier.group, expected)
     if usual is None:
         return _looks_random(tier, engines)
@@ -157,6 +160,15 @@ def reuse_possible(engine: Engine, usual: Usual | None = None) -> float | None:
     if fewest is None or not prompt or fewest > HIT_WHOLE * prompt:
         return None
     return 1 - fewest / prompt
+
+
+def _looks_prompts_up(engine: Engine) -> bool:
+    """Whether an engine looks up many prompt tokens, and computes those that miss: a decode
+    replica gets their KV from a prefill replica."""
+    queries, hits = engine.get("prefix_query_per_s") or 0.0, engine.get("prefix_hit_ratio") or 0.0
+    computed = engine.get("computed_prompt_tokens_per_s")
+    received = computed is not None and computed < COMPUTED_LEAST * (1 - hits) * queries
+    return queries >= PROMPTS_PER_S and not received
 
 
 def _has_fallen(engine: Engine, usual: Usual) -> bool:

@@ -94,6 +94,16 @@ def test_a_router_that_sends_all_to_a_pod_of_two_engines() -> None:
     assert "the router sends it 100% of the requests" in cause.summary
 
 
+def test_decode_replicas_without_a_role_label_lose_no_prefixes() -> None:
+    received = {"prefix_hit_ratio": 0.0, "computed_prompt_tokens_per_s": 0.0, "ttft_p50_s": 0.4}
+    slow: list[Row] = [(pod(f"decode-{at}"), received) for at in range(3)]
+    rows = [*fleet(2), *slow]
+    usual = {("prod/m", "", ""): Usual(0.9, 15_000.0, 0.1)}
+    assert "routing_dilution" not in causes(verdict(*rows, usual=usual))
+    computed = [(labels, {**own, "computed_prompt_tokens_per_s": 3000.0}) for labels, own in slow]
+    assert "routing_dilution" in causes(verdict(*fleet(2), *computed, usual=usual))
+
+
 def test_imbalance_between_two_replicas() -> None:
     assert causes(verdict((pod("a"), HOT), (pod("b"), {}))) == {"replica_imbalance": ("a",)}
 
