@@ -119,7 +119,7 @@ def notes_of(
         f"steps of {duration(resolved.begun_s)}; highest values are the highest of these means",
         *_summed(now),
         f"{plural(search.replayed, 'suspect period')} (failed scrapes, preemptions, queues, no "
-        "tokens, late first tokens) read sample by sample and diagnosed as the "
+        "tokens, failed requests, late first tokens) read sample by sample and diagnosed as the "
         "sidecar does; a cause without such a sign is missed",
         f"the latency curve uses at most {CURVES_MOST} engines per tier",
         *_without_samples(search),

@@ -398,9 +398,7 @@ class PeriodReader:
     def _finely(self, late_s: float | None) -> dict[str, Query]:
         fleet, asking = self._fleet, self._fleet.asking
         jobs = sorted({engine.member.labels.get("job", "") for engine in fleet.members} - {""})
-        keys = [queries.PREEMPTED, queries.GENERATED_TOKENS, queries.BEGUN, queries.ITL_MEAN]
-        if late_s is not None:
-            keys.append(queries.LATE)
+        keys = [key for key in SIGNS if key != queries.LATE or late_s is not None]
         by_name = {
             key: self._of_engine(partial(queries.watched, asking, key, late_s)) for key in keys
         }
@@ -476,5 +474,6 @@ SIGNS = (
     queries.GENERATED_TOKENS,
     queries.LATE,
     queries.BEGUN,
+    queries.ERRORS,
     queries.ITL_MEAN,
 )

@@ -137,7 +137,7 @@ def hour_runs(slots: Sequence[Slot]) -> list[Steps]:
 
 
 PREEMPTED, GENERATED_TOKENS, LATE, BEGUN = "preempted", "made", "late", "begun"
-ITL_MEAN = "itl_mean_s"
+ITL_MEAN, ERRORS = "itl_mean_s", "finished_error_per_s"
 GAUGES: Mapping[str, OverTime] = {
     RUNNING: OverTime("num_requests_running", "avg"),
     WAITING: OverTime("num_requests_waiting", "avg"),
@@ -210,10 +210,10 @@ def _with_bounds(part: str, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def watched(asking: QueryScope, key: str, late_s: float | None, range_s: float) -> str:
-    """A query for a sign of trouble, per engine: a counter, or the mean ITL. `late_s` is the TTFT
-    target in seconds."""
-    if key == ITL_MEAN:
-        return replace(asking, window_s=range_s).query(SIGNAL_BY_KEY[ITL_MEAN].expr)
+    """A query for a sign of trouble, per engine: a counter, the mean ITL or failed requests/s.
+    `late_s` is the TTFT target in seconds."""
+    if key in (ITL_MEAN, ERRORS):
+        return replace(asking, window_s=range_s).query(SIGNAL_BY_KEY[key].expr)
     if key == PREEMPTED:
         return gained(PREEMPTIONS, "", asking, asking.by, range_s)
     if key == GENERATED_TOKENS:

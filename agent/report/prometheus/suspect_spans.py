@@ -18,6 +18,7 @@ from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TargetScr
 from kneewatch.agent.report.prometheus.period import PeriodData
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
+    ERRORS,
     GENERATED_TOKENS,
     LATE,
     PREEMPTED,
@@ -28,6 +29,7 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.availability import CRASH_LOOP_S
+from kneewatch.diagnose.causes.clients import FAILED_FROM
 from kneewatch.diagnose.fleet.absence import HELD_S, vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
@@ -39,14 +41,15 @@ from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
 from kneewatch.rules.rule import QUEUED_MIN
 
-DOWN, PREEMPTING, STALLED, QUEUED, TOO_LATE = (
+DOWN, FAILING, PREEMPTING, STALLED, QUEUED, TOO_LATE = (
     "scrapes fail",
+    "requests fail",
     "requests are preempted",
     "no tokens are generated",
     "requests are queued",
     "first tokens are late",
 )
-ORDER = (DOWN, STALLED, PREEMPTING, TOO_LATE, QUEUED)
+ORDER = (DOWN, STALLED, FAILING, PREEMPTING, TOO_LATE, QUEUED)
 """Signs of trouble, the most urgent first."""
 
 CAUSES: Mapping[str, str] = {
@@ -56,7 +59,7 @@ CAUSES: Mapping[str, str] = {
 
 LATE_SHARE, LATE_MIN = 0.1, 5.0
 """Minimum share and minimum number of late requests in a step that are a sign of trouble. 1% of
-requests are late by definition."""
+requests are late by definition. Of failed requests, the minimum share is FAILED_FROM."""
 
 BRIDGED_STEPS = 2
 
@@ -65,7 +68,7 @@ class SuspectSpan(Struct, frozen=True):
     """A time span with a sign of trouble.
 
     `steps` is the number of steps that show the sign. `harm_requests` is the number of requests
-    that were late, preempted, queued or not served, estimated from the steps.
+    that were late, failed, preempted, queued or not served, estimated from the steps.
     """
 
     why: str
@@ -119,6 +122,7 @@ def _harm_requests(
     begun = values.get(BEGUN, nothing)
     late = np.nansum(np.maximum(begun - values.get(LATE, nothing), 0)[inside])
     preempted = np.nansum(values.get(PREEMPTED, nothing)[inside])
+    failed = np.nansum(values.get(ERRORS, nothing)[inside]) * at.step_s
     queued = np.nan_to_num(values.get(WAITING, nothing)[inside]).max(initial=0.0)
     usual = float(np.nanmean(begun)) if not np.isnan(begun).all() else 0.0
     missed = np.zeros(at.count)
@@ -126,7 +130,7 @@ def _harm_requests(
         missed = np.where(signs[DOWN], 1 - scrapes.up, 0.0)
     if STALLED in signs:
         missed = np.maximum(missed, signs[STALLED])
-    return float(late + preempted + queued + usual * missed[inside].sum())
+    return float(late + failed + preempted + queued + usual * missed[inside].sum())
 
 
 def _signs(
@@ -147,6 +151,9 @@ def _signs(
     if LATE in values and BEGUN in values:
         late = values[BEGUN] - values[LATE]
         signs[TOO_LATE] = (late >= LATE_MIN) & (late > LATE_SHARE * values[BEGUN])
+    if ERRORS in values and BEGUN in values:
+        errors = values[ERRORS] * at.step_s
+        signs[FAILING] = (errors >= LATE_MIN) & (errors > FAILED_FROM * values[BEGUN])
     return signs
 
 

@@ -8,21 +8,25 @@ import pytest
 
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
-from tests.living_faults import Site, bad_release, crash_loop
+from tests.living_faults import Site, bad_release, crash_loop, failing
 from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, with_faults
 from tests.programs import require
 
 END_S = 1_795_262_400
 MINUTES = 32
 NEAR_S = 90.0
-RESTARTING = {"loop": crash_loop, "release": bad_release}
+BESIDE = {
+    "loop": ("engine_restarted", crash_loop),
+    "release": ("engine_restarted", bad_release),
+    "errors": ("requests_failing", failing),
+}
 
 
 def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     fleet = with_faults(LivingFleet(scrape_s=30, epoch_s=END_S - MINUTES * MIN_S))
-    for name, plant in RESTARTING.items():
+    for name, (_, plant) in BESIDE.items():
         plant(Site(fleet, name))
-    faults = FAULTS | dict.fromkeys(RESTARTING, "engine_restarted")
+    faults = FAULTS | {name: cause for name, (cause, _) in BESIDE.items()}
     with running(require("prometheus")) as server:
         fleet.load(server, from_s=0, to_s=MINUTES * MIN_S)
         done = main(
@@ -42,7 +46,8 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     late = next(row for row in report["incidents"] if row["cause"] == "admission_limit")
     assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
     present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
-    assert present == {"m-big": 3, **{f"m-{name}": 4 for name in faults if name != "big"}}
+    few = {"m-big": 3, "m-errors": 3}
+    assert present == {**{f"m-{name}": 4 for name in faults}, **few}
     peaks = {
         row["tier"].removeprefix("m-").split(" ")[0]: row["peak_requests_per_s"]
         for row in report["sizes"]

@@ -13,6 +13,7 @@ from kneewatch.agent.report.prometheus.inventory import TargetScrapes, TierEngin
 from kneewatch.agent.report.prometheus.period import by_engine
 from kneewatch.agent.report.prometheus.queries import (
     BEGUN,
+    ERRORS,
     GENERATED_TOKENS,
     LATE,
     PREEMPTED,
@@ -25,6 +26,7 @@ from kneewatch.agent.report.prometheus.queries import (
 )
 from kneewatch.agent.report.prometheus.suspect_spans import (
     DOWN,
+    FAILING,
     PREEMPTING,
     QUEUED,
     STALLED,
@@ -211,6 +213,7 @@ def scraped(up: Floats) -> TargetScrapes:
         ({RUNNING: row(*[4.0] * 6), GENERATED_TOKENS: row(9, 0, 0, 0, 9, 9)}, None, STALLED, 1, 4),
         ({RUNNING: row(*[8.0] * 6), WAITING: row(0, 0, 0, 0, 2, 2)}, None, QUEUED, 4, 6),
         ({BEGUN: row(*[100.0] * 6), LATE: row(99, 99, 80, 99, 99, 99)}, None, TOO_LATE, 2, 3),
+        ({BEGUN: row(*[100.0] * 6), ERRORS: row(0, 1, 4, 30, 5, 0) / 60}, None, FAILING, 3, 5),
         ({}, row(1, 1, 0.5, 0, 1, 1), DOWN, 2, 4),
     ],
 )
