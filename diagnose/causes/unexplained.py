@@ -125,7 +125,9 @@ a first token then takes tens of milliseconds more."""
 
 
 def _far_off(late: Condition) -> Condition:
-    return (late & LOAD_IS_NO_REASON & NOTICED | TOKENS_LATE & TOKENS_ALONE).assume(unknown=False)
+    # No load explains that steps yield half of their tokens.
+    tokens = TOKENS_LATE & TOKENS_ALONE | FEWER_A_STEP & (Live(DRAFTS) <= 1 / FAR)
+    return (late & LOAD_IS_NO_REASON & NOTICED | tokens).assume(unknown=False)
 
 
 LATE_FOR_LONG = ((Live("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)

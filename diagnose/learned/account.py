@@ -73,6 +73,10 @@ MARGIN, FEWEST_SHARE = 1.5, 0.2
 """Margin of the time per computed prompt token, which is a mean; and the least share of a prefill
 that its tokens take, beside the step that it waits for."""
 
+TOKEN_LEAST, PROMPT_AT_MOST = 0.5, 0.2
+"""The share of the time per prompt token, with its margin, that a step surely takes for one more;
+unless a prefill takes more than this share of a sample, which may count a part of it only."""
+
 BUSY_MAX = 0.75
 """For the wait of prompts for one another, they never take a larger share of the engine's time."""
 
@@ -293,13 +297,22 @@ class Account:
     def _add_step(self, work: Work, now_s: float) -> None:
         """Keep the sample's mean decode step, and how long it may take."""
         recent, step = self._recent, work.step
-        limits = self._steps.limits(step, self._prefills.token_s)
+        limits = self._steps.limits(step, self._prefills.token_s, self._token_least_s(work))
         if limits is not None and limits.most_s < WIDE_FROM * limits.least_s:
             self._steps.follow(limits.most_s / step.took_s)
         recent.append(StepSample(now_s, work, step, limits))
         while recent[0].t_s < now_s - KEPT_S:
             recent.popleft()
         self._began_s = now_s if work.first_tokens else min(self._began_s, now_s)
+
+    def _token_least_s(self, work: Work) -> float:
+        """The least seconds per computed prompt token of this work. Prompts that are longer than
+        those that were timed are taken to cost no more."""
+        pace, tokens = self._prefills, work.computed_tokens
+        if pace.token_s is None or work.prefills_s > PROMPT_AT_MOST * work.prefills * work.seconds:
+            return 0.0
+        longer = work.first_tokens * pace.prompt_tokens / tokens if tokens else 0.0
+        return TOKEN_LEAST * pace.token_s * min(1.0, longer)
 
     def _total(self, work: Work) -> Work:
         """The sum of the newest samples: those of `KEPT_S`, and more where prefills are rare or
@@ -344,8 +357,9 @@ class Account:
             return None
         least, most, samples = ratios
         speed, slow = self._steps.speed(least, most, samples), self._slow
-        noise_from = LEARNED_FROM if most < min(LEARNED_FROM, WIDE_FROM * least) else inf
-        if slow and (least > slow.ratio or (speed and speed.ratio >= noise_from)):
+        is_noise = speed is not None and most < LEARNED_FROM <= speed.ratio
+        surely = least * exp(self._steps.noise) if is_noise else least
+        if slow and surely > slow.ratio:
             slow = None
         if aged and slow is None and AGED_FROM <= most < 1.0:
             return None

@@ -51,12 +51,12 @@ BEYOND_NOISE, RANGE_NOISE = 2.0, 0.15
 """Speeds within this many standard deviations of quiet times count as unchanged; the share of the
 limits' range that counts as one."""
 
-KNOWN_UP_TO = 2.5
-"""If the limits of a step's time are further apart than this ratio, and the time lies between
-them, the speed is unknown."""
+KNOWN_FROM, WIDE_FROM = 0.75, 1.6
+"""The speed is unknown if its limits allow 1 and less than the first, and are further apart than
+the second ratio. A step that may be slower than the first is not learned."""
 
-WIDE_FROM = 1.6
-"""If they are further apart than this ratio, a time near the longest may be that of slow steps."""
+KNOWN_UP_TO = 2.5
+"""Without a lower limit, a slow step is at most this ratio from its limit."""
 
 SQRT_2 = sqrt(2.0)
 
@@ -102,10 +102,15 @@ class Reference(Struct):
         return 1.0 / (self.took_s**2 * (noise**2 / self.samples + bends**2))
 
     def limits(
-        self, step: DecodeStep | Reference, token_s: float | None, noise: float
+        self,
+        step: DecodeStep | Reference,
+        token_s: float | None,
+        noise: float,
+        token_least_s: float = 0.0,
     ) -> tuple[float, float]:
         """The least and the most seconds that a step of this work may take, by this reference, with
-        `token_s` for a computed prompt token (None: unknown) and the `noise` of a sample."""
+        `token_least_s` to `token_s` for a computed prompt token (None: unknown) and the `noise` of
+        a sample."""
         own_s = self.took_s
         growth = step.size * own_s / (self.size * step.took_s) if step.took_s else 1.0
         size, more_read = step.size / self.size, READ_RATIO * (step.beside - self.beside)
@@ -122,7 +127,7 @@ class Reference(Struct):
             )
             least_s = max(least_s, own_s + min(0.0, sequences_s) + min(0.0, read_s))
             most_s += token_s * max(0.0, more_tokens)
-            least_s += token_s * min(0.0, more_tokens)
+            least_s += token_s * min(0.0, more_tokens) + token_least_s * max(0.0, more_tokens)
         if step.tokens > max(self.tokens, SPECULATES_FROM):
             most_s *= step.tokens / self.tokens  # longer drafts: longer steps with more tokens
         few = 1.0 + BEYOND_NOISE * noise / sqrt(self.samples)
@@ -148,6 +153,7 @@ class PaceState(Struct, frozen=True):
     samples: int = 0
     token_s: float | None = None
     since_s: float | None = None
+    prompt_tokens: float = 0.0
 
 
 class Speed(Struct, frozen=True):
@@ -194,17 +200,21 @@ class Pace:
         self._unsettled: deque[tuple[float, DecodeStep, float | None]] = deque()
         self.token_s: float | None = None
         """Mean seconds per computed prompt token, with a margin; None if unknown."""
+        self.prompt_tokens = 0.0
+        """Mean computed prompt tokens of the prefills that `token_s` is measured with."""
         self.samples, self.since_s = 0, inf
         """Number of samples learned, and the time of the first."""
 
-    def limits(self, step: DecodeStep, token_s: float | None = None) -> StepLimits | None:
+    def limits(
+        self, step: DecodeStep, token_s: float | None = None, token_least_s: float = 0.0
+    ) -> StepLimits | None:
         """What a step of this work may take; None if unknown."""
         if self.samples < self._first_samples:
             return None
         least_s, usual_s, most_s = self._line_limits(step)
-        noise = self._noise
+        noise = self.noise
         for reference in self._references.values():
-            low_s, high_s = reference.limits(step, token_s, noise)
+            low_s, high_s = reference.limits(step, token_s, noise, token_least_s)
             if low_s > least_s:
                 least_s = low_s
             if high_s < most_s:
@@ -213,8 +223,8 @@ class Pace:
             least_s = most_s = sqrt(least_s * most_s)
         if not self._creeps:
             usual_s = most_s
-        elif 0.0 < WIDE_FROM * least_s < most_s:
-            usual_s = min(usual_s, sqrt(least_s * most_s))
+        elif least_s:
+            usual_s = min(usual_s, least_s * LEARNED_FROM / KNOWN_FROM)
         for reference in self.unsure.values():
             most_s = max(least_s, min(most_s, reference.limits(step, token_s, noise)[1]))
         return StepLimits(least_s, most_s, min(usual_s, most_s))
@@ -274,20 +284,20 @@ class Pace:
         self._before = speed_at_most
 
     @property
-    def _noise(self) -> float:
+    def noise(self) -> float:
         """Standard deviation of a sample's speed (of its logarithm), also if that wanders."""
         return max(self._quiet_noise.deviation, self._changes.deviation)
 
     def _noise_of(self, samples: int, range_: float) -> float:
         """Standard deviation of a mean of samples: what changes from one to the next becomes less.
         Limits that are far apart stay unsure."""
-        steady = self._noise**2 - (1 - 1 / samples) * self._changes.deviation**2
+        steady = self.noise**2 - (1 - 1 / samples) * self._changes.deviation**2
         return sqrt(steady + (RANGE_NOISE * log(range_)) ** 2)
 
     def may_learn(self, took_s: float, limits: StepLimits | None) -> bool:
         """Whether a sample with these limits belongs to quiet times. The most that it may take
         proves nothing: a batch that slow steps enlarged has such limits, too."""
-        return limits is None or limits.usual_s >= took_s * LEARNED_FROM * exp(-self._noise)
+        return limits is None or limits.usual_s >= took_s * LEARNED_FROM * exp(-self.noise)
 
     def learn(self, step: DecodeStep, now_s: float, token_s: float | None = None) -> None:
         """Add a sample of quiet times, with the time per computed prompt token that a prefill
@@ -307,7 +317,7 @@ class Pace:
     def judge_unsure(self, token_s: float | None, *, is_usual: bool) -> None:
         """Learn or drop the unsure samples: it shows now whether the engine is as fast as ever.
         Those that contradict what was learned mix two loads."""
-        learned, noise = [*self._references.values()], self._noise
+        learned, noise = [*self._references.values()], self.noise
         unsure, self.unsure = self.unsure, {}
         for each in unsure.values() if is_usual else ():
             if all(
@@ -324,7 +334,9 @@ class Pace:
             self._settle(step, t_s)
             if token_s is not None:
                 before_s = token_s if self.token_s is None else self.token_s
-                self.token_s = before_s + (token_s - before_s) / min(NOISE_KEPT, self.samples)
+                share = 1.0 / min(NOISE_KEPT, self.samples)
+                self.token_s = before_s + share * (token_s - before_s)
+                self.prompt_tokens += share * (step.prompt_tokens - self.prompt_tokens)
 
     def doubt(self) -> None:
         """Drop the samples that have not settled: trouble has followed them."""
@@ -333,12 +345,13 @@ class Pace:
     def state(self) -> PaceState:
         references = tuple([copy(reference) for reference in self._references.values()])
         since_s = None if self.since_s == inf else self.since_s
-        return PaceState(references, self.samples, self.token_s, since_s)
+        return PaceState(references, self.samples, self.token_s, since_s, self.prompt_tokens)
 
     def restore(self, state: PaceState) -> None:
         """Go on with what was learned before a restart of the daemon."""
         self._references = {key_of(reference): copy(reference) for reference in state.references}
         self.samples, self.token_s = state.samples, state.token_s
+        self.prompt_tokens = state.prompt_tokens
         self.since_s = inf if state.since_s is None else state.since_s
 
     def _settle(self, step: DecodeStep, now_s: float) -> None:
@@ -370,7 +383,7 @@ class Pace:
         Otherwise the speed is at the nearer limit, or between them where even that is far off.
         Noise of quiet times is taken for 1, but not if the limits are far apart.
         """
-        is_wide = most > KNOWN_UP_TO * least
+        is_wide = least < min(KNOWN_FROM, most / WIDE_FROM)
         if least <= 1.0 <= most:
             if is_wide:
                 return None

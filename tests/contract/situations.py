@@ -450,6 +450,12 @@ OTHERS: Mapping[str, Situation] = {
         demand_moved_ratio=1.0,
         computed_moved_ratio=1.0,
     ).lasting(far_off=90.0),
+    "unexplained_latency:fewer accepted drafts of more requests": CALM.but(
+        stream_moved_ratio=0.3,
+        drafts_moved_ratio=0.4,
+        demand_moved_ratio=4.0,
+        computed_moved_ratio=1.0,
+    ).lasting(far_off=90.0),
     "slow_steps:within the target": replace(SLOW_STEPS, targets=Targets(itl_p99_s=0.2)),
     "slow_steps:idle GPU": SLOW_STEPS.but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),

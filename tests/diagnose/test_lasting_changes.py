@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from kneewatch.agent.stream import TargetStream
 from kneewatch.collector.exposition import Limits
-from kneewatch.diagnose.account_signals import SPEED
+from kneewatch.diagnose.account_signals import LEARNED_FROM, SPEED
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.rule import Severity
 from tests.simulator.days import KINDS, setting_of
+from tests.simulator.gpus import GpuSteps
 from tests.simulator.page import START_S
 from tests.simulator.quick import QuickEngine
 from tests.simulator.quick_pages import QuickPages
@@ -50,8 +51,8 @@ class SlowSteps(Struct, frozen=True):
 class Watched:
     """An engine of 7 requests/s at most, and what is said of it. `rate_per_s`: of an open loop."""
 
-    def __init__(self, rate_per_s: float) -> None:
-        self._setting = setting_of(dict(KINDS)["chat"], "32B on H200")
+    def __init__(self, rate_per_s: float, kind_name: str = "chat") -> None:
+        self._setting = setting_of(dict(KINDS)[kind_name], "32B on H200")
         self._server = Server(self._setting, Random(1))
         self.rate_per_s, self.t_s = rate_per_s, 0.0
         self.stream = TargetStream("sim", Profile(), Limits())
@@ -64,6 +65,10 @@ class Watched:
     def slow(self, times: float) -> None:
         """Let each step take so many times as long as at first."""
         self._engine.use(SlowSteps(self._server.steps, times))
+
+    def stop_drafts(self, times: float) -> None:
+        """Draft no tokens; steps take so many times as long as those without drafts."""
+        self._engine.stop_drafts(SlowSteps(GpuSteps(self._setting.hardware), times))
 
     def ask(self, *, answers: float = 1.0, prompts: float = 1.0) -> None:
         """Let answers and prompts be so many times as long as at first."""
@@ -144,16 +149,64 @@ def test_a_slowdown_stays_told_at_a_load_that_was_never_seen(times: float, load:
     assert all("slow_steps" not in each for each in names(engine.after(900.0)))
 
 
-def test_an_engine_that_slows_down_as_its_load_rises_has_no_known_speed() -> None:
+@pytest.mark.parametrize(("times", "load"), [(1.4, 5.0), (1.4, 10.0), (2.0, 10.0)])
+def test_an_engine_that_slows_down_as_its_load_rises_has_no_known_speed(
+    times: float, load: float
+) -> None:
     engine = Watched(0.3)
     list(engine.after(HOUR_S))
-    engine.slow(2.0)
-    engine.rate_per_s = 3.0
+    engine.slow(times)
+    engine.rate_per_s *= load
     assert set(speeds(engine.after(HOUR_S))) == {None}
     engine.rate_per_s = 0.3
     assert all("slow_steps" in each for each in names(engine.after(900.0)))
     engine.slow(1.0)
     assert all("slow_steps" not in each for each in names(engine.after(900.0)))
+
+
+@pytest.mark.parametrize(
+    ("answers", "prompts", "times"),
+    [
+        pytest.param(3.0, 1.0, 1.6, id="longer answers"),
+        pytest.param(0.3, 1.0, 1.6, id="shorter answers"),
+        pytest.param(1.0, 0.25, 1.6, id="shorter prompts"),
+        pytest.param(1.0, 4.0, 1.6, id="longer prompts"),
+        pytest.param(0.3, 4.0, 2.5, id="longer prompts, shorter answers"),
+    ],
+)
+def test_an_engine_that_slows_down_as_its_requests_change_has_no_usual_speed(
+    answers: float, prompts: float, times: float
+) -> None:
+    engine = Watched(1.0)
+    list(engine.after(2700.0))
+    engine.ask(answers=answers, prompts=prompts)
+    engine.slow(times)
+    assert all(each is None or each <= 0.8 for each in speeds(engine.after(1800.0)))
+    engine.slow(1.0)
+    healthy = speeds(engine.after(900.0))
+    assert all(each is None or each >= LEARNED_FROM for each in healthy)
+    assert healthy.count(1.0) >= 0.95 * len(healthy)
+
+
+@pytest.mark.parametrize("rate_per_s", [0.3, 1.0])
+def test_a_slow_engine_that_becomes_slower_is_told_as_much_slower(rate_per_s: float) -> None:
+    engine = Watched(rate_per_s)
+    list(engine.after(2700.0))
+    for times in (1.5, 3.0, 1.5):
+        engine.slow(times)
+        said = speeds(engine.after(900.0))
+        assert all(each is not None and 0.9 <= each * times <= 1.1 for each in said)
+
+
+@pytest.mark.parametrize(("load", "times"), [(1.0, 1.0), (4.0, 1.0), (4.0, 1.8)])
+def test_lost_drafts_are_told_at_any_load(load: float, times: float) -> None:
+    engine = Watched(0.5, "speculation")
+    list(engine.after(2700.0))
+    engine.rate_per_s *= load
+    assert not set().union(*names(engine.after(1200.0)))
+    engine.stop_drafts(times)
+    said = names(engine.after(1200.0))
+    assert sum("unexplained_latency" in each for each in said) >= 0.95 * len(said)
 
 
 def test_an_unknown_speed_can_be_accepted() -> None:

@@ -79,6 +79,13 @@ class QuickEngine:
         self.steps = steps
         self._plain.clear()
 
+    def stop_drafts(self, steps: Steps) -> None:
+        """Draft no tokens from now on; steps take as long as these."""
+        self._drafted, self._accepted, self._pace = 0, [], float(len(self._ends))
+        for *_, active in self._ends:
+            active.accepted, active.pace = (), 1.0
+        self.use(steps)
+
     def run(self, until_s: float) -> None:
         """Go on until a moment (or the end of the prompt that it lies in)."""
         while self.now_s < until_s:
