@@ -277,7 +277,9 @@ class WorkloadProfile(Table, frozen=True, kw_only=True):
 
 
 _SHARE_TOLERANCE = 1e-6
-_UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_FIELD = re.compile(r"Object (contains unknown|missing required) field `(\w+)`")
+_AT = re.compile(r" - at `\$\.?(.*)`")
+_INDEX = re.compile(r"\[(\d+)\]")
 _ALL_KEYS = "docs/how-to/plan.md lists the keys"
 _READ = (*Table.__subclasses__(), Slo, TierProfile)
 _KEYS = (*LAUNCH_KEYS, *(key for table in _READ for key in table.__struct_fields__))
@@ -302,7 +304,9 @@ def read_profile(
     """
     try:
         document = tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:
+    except RecursionError as exc:
+        raise SettingsError(f"{origin}: is nested too deeply") from exc
+    except ValueError as exc:
         raise SettingsError(f"{origin}: {exc}") from exc
     for place, values in (stated or {}).items():
         document[place] = _over(document.get(place, {}), values)
@@ -313,11 +317,7 @@ def read_profile(
     try:
         profile = read_as(document, WorkloadProfile)
     except ValidationError as exc:
-        unknown = _UNKNOWN.search(str(exc))
-        instead = (
-            f"; {did_you_mean(unknown[1], _KEYS, 'see docs/how-to/plan.md')}" if unknown else ""
-        )
-        raise SettingsError(f"{origin}: {exc}{instead}") from exc
+        raise SettingsError(f"{origin}: {_mistake(str(exc))}") from exc
     problems = [
         *_problems_of_lengths(profile.lengths, "lengths"),
         *_problems_of_tiers(profile.tiers, profile.routing.method, profile.lengths),
@@ -327,6 +327,18 @@ def read_profile(
     if problems:
         raise SettingsError(*(f"{origin}: {problem}" for problem in problems))
     return profile
+
+
+def _mistake(error: str) -> str:
+    """msgspec's error with the key first; tables of a list are counted from 1."""
+    what, (at, field) = _AT.sub("", error), (_AT.search(error), _FIELD.search(error))
+    place = _INDEX.sub(lambda index: f"[{int(index[1]) + 1}]", at[1]) if at else ""
+    if field is None:
+        return f"{place}: {what}" if place else what
+    key = f"{place}.{field[2]}".removeprefix(".")
+    if field[1].startswith("missing"):
+        return f"{key} is missing"
+    return f"unknown key {key}; {did_you_mean(field[2], _KEYS, 'see docs/how-to/plan.md')}"
 
 
 def _numbered(tiers: object) -> list[tuple[str, object]]:
