@@ -73,9 +73,9 @@ MARGIN, FEWEST_SHARE = 1.5, 0.2
 """Margin of the time per computed prompt token, which is a mean; and the least share of a prefill
 that its tokens take, beside the step that it waits for."""
 
-TOKEN_LEAST, PROMPT_AT_MOST = 0.5, 0.2
-"""The share of the time per prompt token, with its margin, that a step surely takes for one more;
-unless a prefill takes more than this share of a sample, which may count a part of it only."""
+TOKEN_LEAST, PROMPT_AT_MOST = 0.75, 0.2
+"""The share of the least time per prompt token that a step surely takes for one more; unless a
+prefill takes more than this share of a sample, which may count a part of it only."""
 
 BUSY_MAX = 0.75
 """For the wait of prompts for one another, they never take a larger share of the engine's time."""
@@ -286,7 +286,7 @@ class Account:
                 self._steps.learn(step, now_s)
         if quiet and sample is not None:
             self._prefills_s = now_s
-            self._prefills.learn(sample[0], now_s, sample[1])
+            self._prefills.learn(sample[0], now_s, *sample[1:])
         for pace in (self._steps, self._prefills):
             if doubtful:
                 pace.doubt()
@@ -309,10 +309,10 @@ class Account:
         """The least seconds per computed prompt token of this work. Prompts that are longer than
         those that were timed are taken to cost no more."""
         pace, tokens = self._prefills, work.computed_tokens
-        if pace.token_s is None or work.prefills_s > PROMPT_AT_MOST * work.prefills * work.seconds:
+        if work.prefills_s > PROMPT_AT_MOST * work.prefills * work.seconds:
             return 0.0
         longer = work.first_tokens * pace.prompt_tokens / tokens if tokens else 0.0
-        return TOKEN_LEAST * pace.token_s * min(1.0, longer)
+        return TOKEN_LEAST * pace.token_least_s * min(1.0, longer)
 
     def _total(self, work: Work) -> Work:
         """The sum of the newest samples: those of `KEPT_S`, and more where prefills are rare or
@@ -384,9 +384,10 @@ class Account:
 
     def _prefill_speed(
         self, total: Work, now_s: float, gap_s: float | None
-    ) -> tuple[Speed | None, tuple[DecodeStep, float] | None]:
+    ) -> tuple[Speed | None, tuple[DecodeStep, float, float] | None]:
         """The speed of the prefills of the recent samples, beside decode steps of which the median
-        takes `gap_s`; and a prefill that may be learned, with its time per token."""
+        takes `gap_s`; and a prefill that may be learned, with the most and the least seconds per
+        token."""
         step = total.step
         prefill = total.prefill(step, gap_s)
         if prefill is None:
@@ -405,8 +406,14 @@ class Account:
         if not (may_learn and is_due):
             return speed, None
         mean_s = total.prefills_s / total.prefills
-        own_s = max(mean_s - step.took_s, FEWEST_SHARE * mean_s)
-        return speed, (prefill, MARGIN * own_s / prefill.prompt_tokens)
+        own_s, tokens = mean_s - step.took_s, prefill.prompt_tokens
+        # Those under way at once take turns: none is slowed by more than their number.
+        least_s = max(0.0, own_s) / (1 + total.prefills_s / total.seconds)
+        return speed, (
+            prefill,
+            MARGIN * max(own_s, FEWEST_SHARE * mean_s) / tokens,
+            least_s / tokens,
+        )
 
     def _share_alone(self, total: Work) -> float:
         """Share of its time that a prefill would take if as few prompt tokens were computed as

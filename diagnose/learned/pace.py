@@ -153,6 +153,7 @@ class PaceState(Struct, frozen=True):
     samples: int = 0
     token_s: float | None = None
     since_s: float | None = None
+    token_least_s: float = 0.0
     prompt_tokens: float = 0.0
 
 
@@ -197,11 +198,12 @@ class Pace:
         """Samples that are neither learned nor dropped: it is unknown whether they are slow."""
         self._quiet_noise, self._changes = Noise(noise), Noise(noise)
         self._before: float | None = None
-        self._unsettled: deque[tuple[float, DecodeStep, float | None]] = deque()
+        self._unsettled: deque[tuple[float, DecodeStep, float | None, float]] = deque()
         self.token_s: float | None = None
         """Mean seconds per computed prompt token, with a margin; None if unknown."""
-        self.prompt_tokens = 0.0
-        """Mean computed prompt tokens of the prefills that `token_s` is measured with."""
+        self.token_least_s, self.prompt_tokens = 0.0, 0.0
+        """The same at least, without the wait for other prompts; and the mean computed prompt
+        tokens of the prefills that both are measured with."""
         self.samples, self.since_s = 0, inf
         """Number of samples learned, and the time of the first."""
 
@@ -299,10 +301,16 @@ class Pace:
         proves nothing: a batch that slow steps enlarged has such limits, too."""
         return limits is None or limits.usual_s >= took_s * LEARNED_FROM * exp(-self.noise)
 
-    def learn(self, step: DecodeStep, now_s: float, token_s: float | None = None) -> None:
-        """Add a sample of quiet times, with the time per computed prompt token that a prefill
-        shows. It counts once it has settled; the first ones count at once."""
-        self._unsettled.append((now_s, step, token_s))
+    def learn(
+        self,
+        step: DecodeStep,
+        now_s: float,
+        token_s: float | None = None,
+        token_least_s: float = 0.0,
+    ) -> None:
+        """Add a sample of quiet times, with the most and the least time per computed prompt token
+        that a prefill shows. It counts once it has settled; the first ones count at once."""
+        self._unsettled.append((now_s, step, token_s, token_least_s))
         if self.samples < self._first_samples:
             self.settle(now_s)
 
@@ -330,12 +338,13 @@ class Pace:
     def settle(self, until_s: float) -> None:
         """Learn the samples up to this time: no trouble has followed them."""
         while self._unsettled and self._unsettled[0][0] <= until_s:
-            t_s, step, token_s = self._unsettled.popleft()
+            t_s, step, token_s, token_least_s = self._unsettled.popleft()
             self._settle(step, t_s)
             if token_s is not None:
                 before_s = token_s if self.token_s is None else self.token_s
                 share = 1.0 / min(NOISE_KEPT, self.samples)
                 self.token_s = before_s + share * (token_s - before_s)
+                self.token_least_s += share * (token_least_s - self.token_least_s)
                 self.prompt_tokens += share * (step.prompt_tokens - self.prompt_tokens)
 
     def doubt(self) -> None:
@@ -345,13 +354,14 @@ class Pace:
     def state(self) -> PaceState:
         references = tuple([copy(reference) for reference in self._references.values()])
         since_s = None if self.since_s == inf else self.since_s
-        return PaceState(references, self.samples, self.token_s, since_s, self.prompt_tokens)
+        times = self.token_s, since_s, self.token_least_s, self.prompt_tokens
+        return PaceState(references, self.samples, *times)
 
     def restore(self, state: PaceState) -> None:
         """Go on with what was learned before a restart of the daemon."""
         self._references = {key_of(reference): copy(reference) for reference in state.references}
         self.samples, self.token_s = state.samples, state.token_s
-        self.prompt_tokens = state.prompt_tokens
+        self.token_least_s, self.prompt_tokens = state.token_least_s, state.prompt_tokens
         self.since_s = inf if state.since_s is None else state.since_s
 
     def _settle(self, step: DecodeStep, now_s: float) -> None:

@@ -349,6 +349,21 @@ def test_prefills_that_wait_for_one_another_are_not_slow() -> None:
     assert prefill is None or prefill > PREFILLS_SLOW_FROM
 
 
+def test_prompts_that_waited_for_one_another_do_not_make_more_of_them_look_fast() -> None:
+    machine = Machine(base_s=0.009, sequence_s=0.00026, token_s=0.00006, kv_tokens=600_000.0)
+    few = Load(callers=8.0, prompt_tokens=560.0, answer_tokens=40.0)
+    served = Served(noise=0.03)
+    for callers in (8.0, 10.0, 6.0, 9.0, 7.0, 10.0, 8.0):
+        served.under(replace(few, callers=callers), machine, 240.0)
+    for callers in (32.0, 44.0, 40.0, 36.0, 46.0) * 12:
+        served.under(replace(few, callers=callers), machine, 60.0)
+        assert served.speed in (None, 1.0)
+    for callers in (36.0, 44.0, 40.0) * 6:
+        served.under(replace(few, callers=callers), replace(machine, slower=2.0), 20.0)
+    assert served.speed is not None
+    assert served.speed < 0.75
+
+
 def test_slow_prefills_that_wait_for_one_another_have_their_own_speed() -> None:
     served = Served().under(LONG_PROMPTS, MACHINE, QUIET_S)
     served.under(LONG_PROMPTS, Machine(prefill_slower=2.0), 180.0)
