@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import pairwise
 from types import UnionType
@@ -281,7 +281,7 @@ _FIELD = re.compile(r"Object (contains unknown|missing required) field `(\w+)`")
 _AT = re.compile(r" - at `\$\.?(.*)`")
 _INDEX = re.compile(r"\[(\d+)\]")
 _ALL_KEYS = "docs/how-to/plan.md lists the keys"
-_READ = (*Table.__subclasses__(), Slo, TierProfile)
+_READ: Sequence[type[Struct]] = (*Table.__subclasses__(), Slo, TierProfile)
 _KEYS = (*LAUNCH_KEYS, *(key for table in _READ for key in table.__struct_fields__))
 
 
