@@ -140,12 +140,16 @@ def levers(answer: Size) -> tuple[Lever, ...]:
         for change, changed in _changes(question, answer)
         if (lever := _lever(change, changed, question)) is not None and lever.held > held * _GAIN
     ]
-    return tuple(sorted(better, key=_rank))
+    is_stated = launch.max_model_len is not None or launch.context_tokens is not None
+    least_tokens = launch.context if is_stated else 0
+    return tuple(sorted(better, key=lambda lever: _rank(lever, least_tokens)))
 
 
-def _rank(lever: Lever) -> tuple[float, ...]:
-    cost, tokens = lever.usd_per_hour or float(lever.gpus), lever.held * lever.memory.launch.context
-    if lever.fits:
+def _rank(lever: Lever, least_tokens: int) -> tuple[float, ...]:
+    """The place of a change; one that shortens the requests that were asked for is not enough."""
+    context = lever.memory.launch.context
+    cost, tokens = lever.usd_per_hour or float(lever.gpus), lever.held * context
+    if lever.fits and context >= least_tokens:
         return (0.0, cost, lever.validates, -lever.question.launch.scheme.linear_bits, -tokens)
     return (1.0, -tokens, cost)
 

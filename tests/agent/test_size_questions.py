@@ -304,6 +304,14 @@ def test_changes_that_do_not_suffice_are_marked_and_last() -> None:
     assert "not enough" not in fitting
 
 
+def test_a_context_that_is_asked_for_comes_before_a_shorter_one() -> None:
+    asked = (*LLAMA, "--gpu", "h100-sxm", "--tensor-parallel", "2", "--max-model-len", "131072")
+    text, (_, answer) = size(*asked).stdout, document(*asked)
+    assert all("--max-model-len" not in lever["change"] for lever in answer["levers"][:5])
+    listed = text.partition("What would hold more")[2].splitlines()[1:6]
+    assert not any("--max-model-len" in line for line in listed)
+
+
 def test_a_rate_that_is_not_served_exits_1() -> None:
     flags, _ = QUESTIONS["how many replicas without targets"]
     status, answer = document(*flags)
