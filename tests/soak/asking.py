@@ -26,7 +26,7 @@ ANSWER_S = 60.0
 HEAD_END = b"\r\n\r\n"
 
 
-def one(connection: socket.socket, host: str, path: str) -> None:
+def ask_once(connection: socket.socket, host: str, path: str) -> None:
     """Ask and read the whole answer.
 
     Raises:
@@ -75,7 +75,7 @@ def ask(
             if path.startswith(PROBE):
                 connection.close()
                 connection = opened()
-            one(connection, host, path)
+            ask_once(connection, host, path)
             took_s.append(time.monotonic() - due_s)
         connection.close()
 
