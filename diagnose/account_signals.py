@@ -38,7 +38,7 @@ def is_unchanged(ratio: float) -> bool:
 
 
 AT_THE_DOOR, CANCELLED, SILENT = "open_calls", "cancelled_ratio", "silent_s"
-PILED = "piled_calls"
+PILED, UNADMITTED = "piled_calls", "unadmitted_s"
 STOPS_EVERY, STOPPED, STOP_DUE = "stops_every_s", "stopped_ratio", "stop_due_s"
 OPEN_CALLS_SIGNALS: Mapping[str, str] = _TABLES["open_calls"]
 """Help texts of the signals of open calls and of stops."""

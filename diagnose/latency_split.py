@@ -186,4 +186,5 @@ def _limits(values: Mapping[str, float | None]) -> tuple[Limit, ...]:
     if usage >= KV_FULL_RATIO:
         return ("kv",)
     pinned = batch is not None and bool(most) and batch >= PINNED_RATIO * (most or 0.0)
-    return ("seats",) if pinned and usage < KV_ROOM_RATIO else ()
+    has_room = usage < KV_ROOM_RATIO and not values.get(account.UNADMITTED)
+    return ("seats",) if pinned and has_room else ()

@@ -12,10 +12,20 @@ from kneewatch.diagnose.account_signals import (
     AT_THE_DOOR,
     CANCELLED,
     PREFILL_SILENCE,
+    UNADMITTED,
 )
 from kneewatch.diagnose.cause import Cause, Evidence
-from kneewatch.diagnose.causes.common_conditions import RUNNING, WAITING
+from kneewatch.diagnose.causes.common_conditions import (
+    GIANTS_BLOCK,
+    ITL_DRIFT,
+    KV_USAGE,
+    QUEUED,
+    RUNNING,
+    UNMOVED,
+    WAITING,
+)
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
+from kneewatch.diagnose.causes.kv_and_queue import KV_HAS_ROOM
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope
@@ -155,6 +165,18 @@ def _stalled_lever(facts: Facts) -> str:
     )
 
 
+ADMITS_NONE = (
+    (Live(UNADMITTED) >= 60.0)
+    & QUEUED
+    & KV_HAS_ROOM
+    & ~GIANTS_BLOCK.assume(unknown=False)
+    & (ITL_DRIFT <= UNMOVED).assume(unknown=True)
+    & (Live("iteration_tokens_mean") <= 128.0).assume(unknown=True)
+    & ~Live("lora_max").known
+).assume(unknown=False)
+"""Requests queue for a minute and none is admitted, though seats and KV cache have room, and steps
+are as short as usual: no prompt is under prefill. Nor do adapters hold them back."""
+
 ENGINE_STALLED = cause(
     "engine_stalled",
     Form(
@@ -173,7 +195,34 @@ ENGINE_STALLED = cause(
         levels=((Severity.CRITICAL, Stalled(whole=True)),),
         severity=Severity.INFO,
         say=_stalled,
+        summary="Requests are in flight, and none makes progress",
         lever=_stalled_lever,
+    ),
+    Form(
+        gate=ADMITS_NONE,
+        start=Number(0.8),
+        terms=(
+            term(
+                Live(UNADMITTED),
+                60.0,
+                1.5,
+                "no queued request had a first token for {value:s}; {running} run, at most half of "
+                "those that ran before",
+            ),
+            term(
+                KV_USAGE,
+                0.8,
+                0.3,
+                "KV cache {value:%} full (mean), and steps are as fast as usual",
+                below=True,
+            ),
+        ),
+        severity=Severity.CRITICAL,
+        say="Admission stalled: {waiting} requests queued, none admitted for {unadmitted_s:s} "
+        "although seats and KV cache have room.",
+        summary="Requests queue, and none is admitted although there is room",
+        lever="Save the log, then restart the engine: what runs goes on, what waits is never "
+        "admitted.",
     ),
 )
 

@@ -238,6 +238,9 @@ GIANTS_QUEUE = GIANTS_BLOCK & queued_for(10.0)
 Faster prefill would not help.
 """
 
+POOLS = ((GENERATED <= 0.0) & (SERVED > 0.0)).assume(unknown=False)
+"""Requests end without a token: embeddings, scores. vLLM caches no prefix for many such models."""
+
 PREFIX_CACHE_OFF = cause(
     "prefix_cache_off",
     Form(
@@ -247,7 +250,7 @@ PREFIX_CACHE_OFF = cause(
             term(WORK_RATIO, 4.0, 1.2, "{value} prompt tokens computed per generated token"),
             *_prefill_terms(1.0),
         ),
-        levels=((Severity.WARNING, ~GIANTS_QUEUE),),
+        levels=((Severity.WARNING, ~GIANTS_QUEUE & ~POOLS),),
         severity=Severity.INFO,
         apart=GIANTS_QUEUE,
         say="Prefix caching is off while prefill is heavy. Whether prompts share prefixes "

@@ -55,7 +55,7 @@ COUNTED: tuple[tuple[tuple[str, Where, str], ...], ...] = (
     (("iteration_tokens_total", (), "count"),),
     (("prompt_tokens", (), ""),),
     (("prompt_tokens_by_source", (("source", "local_compute"),), ""),),
-    (("prefix_cache_hits", (), ""),),
+    (("prefix_cache_hits", (), ""), ("external_prefix_cache_hits", (), "")),
     ((PREFILL, (), "sum"),),
     ((PREFILL, (), "count"),),
     (("request_prefill_kv_computed_tokens", (), "sum"),),

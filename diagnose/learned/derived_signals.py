@@ -20,6 +20,7 @@ from kneewatch.diagnose.account_signals import (
     STOP_DUE,
     STOPPED,
     STOPS_EVERY,
+    UNADMITTED,
 )
 from kneewatch.diagnose.causes.clients import CALLS_MIN
 from kneewatch.diagnose.learned.work import (
@@ -393,6 +394,9 @@ class Streaks:
 STOP_MIN_S = 10.0
 """Shorter stops are pauses of streams."""
 
+FEW_RUN = 0.5
+"""Seats are free if at most this share of the most requests that ran at once run now."""
+
 OVERDUE, APART_MAX_S = 1.3, 600.0
 """Stops recur until the next one is overdue by this ratio; stops that are further apart do not."""
 
@@ -418,6 +422,7 @@ class Progress:
         self._prefill_s_per_token = self._longest_prefill_s = 0.0
         self._counted_max_s = math.inf
         self._runs = True
+        self._admitted_s, self._most = math.inf, 0.0
 
     def update(self, now_s: float, values: Values, signals: Signals) -> bool:
         """Whether there was progress since the previous scrape.
@@ -429,7 +434,7 @@ class Progress:
         token = generated is None or generated > 0
         begun = self.open_calls.begun
         self.open_calls.update(now_s, values, signals, token=token)
-        self.open_calls.values |= self._stops(now_s)
+        self.open_calls.values |= self._stops(now_s) | self._unadmitted(now_s, values, signals)
         has_requests = self._has_requests(signals)
         if not has_requests or generated is None or generated > 0 or values.answered:
             if self._silent_s and has_requests:
@@ -472,6 +477,16 @@ class Progress:
         if apart_s > APART_MAX_S or -due_s > (OVERDUE - 1.0) * apart_s:
             return {}
         return {STOPS_EVERY: apart_s, STOPPED: self._stop_lasts_s / apart_s, STOP_DUE: due_s}
+
+    def _unadmitted(self, now_s: float, values: Values, signals: Signals) -> dict[str, float]:
+        """Seconds for which requests have queued and none had a first token, while at most half as
+        many ran as this process has run at once; empty otherwise."""
+        running, queued = signals.get("running") or 0.0, signals.get("waiting_by_capacity") or 0.0
+        self._most = max(self._most, running)
+        if values.arrivals != 0.0 or queued < 1 or not 1 <= running <= FEW_RUN * self._most:
+            self._admitted_s = now_s
+        unadmitted_s = now_s - self._admitted_s
+        return {UNADMITTED: unadmitted_s} if unadmitted_s > 0.0 else {}
 
     def _has_requests(self, signals: Signals) -> bool:
         """Whether requests are in flight, by the gauges or at the API server's door."""

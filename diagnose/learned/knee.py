@@ -13,6 +13,7 @@ from msgspec.structs import astuple
 
 from kneewatch.diagnose.capacity import STEPS_PER_DOUBLING, LearnedKnee, Range
 from kneewatch.diagnose.latency_split import alike
+from kneewatch.diagnose.learned.account import GIVEN_UP_MAX
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
@@ -225,7 +226,10 @@ def step_of(in_flight: float) -> int:
 
 
 def point_of(now_s: float, values: Mapping[str, float | None], window_s: float) -> LoadPoint | None:
-    """The window as a point of the curve; None if it has no latency under load."""
+    """The window as a point of the curve; None if it has no latency under load, or if clients
+    leave: fewer requests end then than it can serve."""
+    if (values.get("given_up_ratio") or 0.0) > GIVEN_UP_MAX:
+        return None
     in_flight = (values.get("running_avg") or 0.0) + (values.get("waiting_avg") or 0.0)
     served_per_s, tokens_per_s = (
         values.get("completed_per_s"),

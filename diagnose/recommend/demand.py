@@ -128,14 +128,17 @@ class QueueHistory:
         """The trend up to the scrape that was added last, whose values these are.
 
         Until the queue was seen for a window, growth is the slope of that window. It then counts as
-        no more than the served rate, because a burst looks the same.
+        no more than the served rate, because a burst looks the same, nor as more than the queue
+        itself has grown.
         """
         served_per_s = _served_per_s(values)
         growth_per_s, is_measured = self._growth_per_s(), True
         grows = self._grows(growth_per_s, served_per_s)
         if not self.spans(window_s):
-            growth_per_s = min(values.get("waiting_slope_per_s") or 0.0, served_per_s)
             is_measured = self.measures(window_s)
+            most_per_s = growth_per_s if is_measured else inf
+            slope_per_s = values.get("waiting_slope_per_s") or 0.0
+            growth_per_s = min(slope_per_s, served_per_s, most_per_s)
         callers = self._callers(served_per_s, window_s)
         is_closed = callers is not None
         self._is_open = not is_closed and (self._is_open or grows)

@@ -55,6 +55,9 @@ MOST_TENSOR_PARALLEL = 8
 MOST_TIMES_REPEATED = 2
 """Times the present replicas, and one more: a step where clients repeat calls that they give up."""
 
+HARDLY_ANY = 0.05
+"""A load ratio that is told in words."""
+
 MOST_TIMES = 100.0
 """Above this load ratio, the server has another problem than too few replicas."""
 
@@ -126,11 +129,14 @@ def more_replicas(context: LeverContext) -> Advice | None:
 def _wait(context: LeverContext, ratio: float) -> Advice:
     """No change: the present replicas serve more than arrives, and drain the backlog."""
     words, backlog = backlog_of(context, context.server.replicas)
+    arrive = f"Requests arrive at {about(ratio)}x the rate that {_have(context)} can serve."
+    if ratio < HARDLY_ANY:
+        arrive = "Hardly any request arrives."
     return advice(
         context,
         "backlog-drains",
         [],
-        f"Requests arrive at {about(ratio)}x the rate that {_have(context)} can serve.{words}",
+        f"{arrive}{words}",
         before={**present(context), "load_ratio": ratio, "replicas": context.server.replicas},
         predicted={**backlog, "load_ratio": ratio},
     )

@@ -39,6 +39,12 @@ PROMPTS_FIRST: Mapping[str, float] = {
     "itl_mean_s": 0.2,
 }
 SAWTOOTH = QUEUED.but(kv_usage_avg_ratio=0.93, kv_usage_max_ratio=0.99)
+ADMITS_NONE = QUEUED.but(
+    unadmitted_s=90.0, running=1.0, running_avg=1.0, running_max=1.0, kv_usage_avg_ratio=0.02
+)
+GIANT_FIRST = {
+    "prompt_p99_kv_share_ratio": 0.5, "running_max": 18.0, "iteration_tokens_mean": 1.0
+}  # fmt: skip
 UNSERVED = QUEUED.but(completed_per_s=0.0, arrival_per_s=0.0)
 ITL_ONLY = Targets(itl_p99_s=0.1)
 FETCHING = CALM.but(kv_fetch_waiting=4.0, kv_fetch_arrived=0.0, kv_fetch_queued=0.0).lasting(
@@ -493,6 +499,19 @@ OTHERS: Mapping[str, Situation] = {
     ),
     "admission_limit:unserved": UNSERVED.but(running_max=10.0),
     "engine_asleep:one request": CONCLUSIVE["engine_asleep"].but(running=1.0),
+    "engine_stalled:admits none": ADMITS_NONE,
+    **{
+        f"engine_stalled: not where it admits none {name}": ADMITS_NONE.but(**values)
+        for name, values in (
+            ("for half a minute", {"unadmitted_s": 30.0}),
+            ("and one waits", {"waiting_by_capacity": 1.0}),
+            ("into a full cache", {"kv_usage_avg_ratio": 0.85}),
+            ("while steps are long", {"itl_mean_drift_ratio": 1.5}),
+            ("while a prompt is computed", {"iteration_tokens_mean": 2000.0}),
+            ("of another adapter", {"lora_max": 1.0}),
+            ("of giants", GIANT_FIRST),
+        )
+    },
     "engine_stalled:one request": CONCLUSIVE["engine_stalled"].but(running=1.0),
     "queue_saturation:some KV": QUEUED.but(
         running_max=10.0, kv_usage_avg_ratio=0.85, **MEASURED_ROOM
@@ -513,6 +532,7 @@ OTHERS: Mapping[str, Situation] = {
     "prefix_cache_off: not where first tokens are hardly late": OFF.but(
         prefill_service_ratio=0.01, prefill_busy_ratio=0.1, ttft_p50_drift_ratio=1.5
     ),
+    "prefix_cache_off:no request generates a token": OFF.but(generation_tokens_per_s=0.0),
     "prefix_cache_off:barely": OFF.but(
         prefill_service_ratio=0.06, computed_prompt_tokens_per_s=2_400.0
     ),

@@ -169,6 +169,7 @@ def test_idle_and_unreadable_windows_teach_nothing() -> None:
     learner = CurveLearner(window_s=60.0)
     learner.learn(60.0, {})
     learner.learn(120.0, {**values_at_load(8, knee_at=4), "completed_per_s": 0.0})
+    learner.learn(180.0, {**values_at_load(8, knee_at=4), "given_up_ratio": 0.5})
     learner.learn(180.0, {**values_at_load(8, knee_at=4), "e2e_mean_s": None})
     learner.learn(240.0, {**values_at_load(8, knee_at=4), "running_avg": inf})
     assert learner.points() == []

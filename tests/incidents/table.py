@@ -10,6 +10,7 @@ from tests.incidents import (
     overload,
     prefix_cache,
     second_held_out,
+    sixth_held_out,
     slow_decay,
     slow_server,
     third_held_out,
@@ -29,6 +30,7 @@ INCIDENTS: tuple[Incident, ...] = (
     *third_held_out.INCIDENTS,
     *fourth_held_out.INCIDENTS,
     *fifth_held_out.INCIDENTS,
+    *sixth_held_out.INCIDENTS,
 )
 
 

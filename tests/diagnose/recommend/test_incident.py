@@ -271,6 +271,23 @@ def test_replicas_follow_the_rates_while_a_backlog_drains() -> None:
     assert "requests wait: drained in about" in wait.summary
 
 
+def test_a_thousand_requests_at_once_are_no_rate_of_arrivals() -> None:
+    """The window still holds the jump of the queue, which only drains since: no replica is
+    missing, and no rate is named of requests that do not come."""
+    adviser, pinned = Adviser(Stated(replicas=1)), [cause("admission_limit")]
+    for at_s in (0, 15, 30, 45, 60):
+        waiting = 960.0 - 4.0 * at_s
+        busy = FULL.but(
+            waiting=waiting, waiting_avg=waiting, waiting_by_capacity=waiting,
+            completed_per_s=4.0, arrival_per_s=4.0, waiting_slope_per_s=16.0,
+        )  # fmt: skip
+        advised_now = adviser.advise(replace(busy.facts(), now_s=NOW_S + at_s), pinned)
+        if at_s >= 45:
+            assert "replicas" not in sizes(advised_now)
+            wait = next(each for each in advised_now if each.id == "backlog-drains")
+            assert wait.summary.startswith("Hardly any request arrives. ")
+
+
 def test_a_queue_before_the_cause_shows_who_waits_for_answers() -> None:
     """As many are in flight at each scrape, so each sends its next request after an answer. The
     advice counts all of them from the first scrape on, and says as long as that is not measured."""
