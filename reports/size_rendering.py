@@ -472,7 +472,7 @@ def _run(answer: Size, better: Sequence[Lever]) -> list[str]:
     if answer.fits:
         return [f"run: {sized_command(answer.memory.launch)}"]
     best = next(iter(better), None)
-    if best is None or not best.fits:
+    if best is None or best.lacks:
         return []
     engines = f"{best.question.replicas} replicas of " if best.question.replicas > 1 else ""
     return [f"instead ({best.change}): {engines}{sized_command(best.memory.launch)}"]
@@ -691,11 +691,12 @@ def _body(
     """The command, and what follows it: what to change comes first where it is needed."""
     better = levers(answer) if levered and holds_few(answer) else ()
     changes = _listed(answer, "Compared, requests of {} tokens held:", compared)
-    changes = changes or _listed(
-        answer,
-        "What would hold more requests of {} tokens, enough first by price, then by tokens held:",
-        better[:_SHOWN_LEVERS],
-    )
+    head = "What would hold more requests of {} tokens, "
+    if better and better[0].lacks:
+        head += "none of them enough, by tokens held:"
+    else:
+        head += "enough first by price, then by tokens held:"
+    changes = changes or _listed(answer, head, better[:_SHOWN_LEVERS])
     of_launch = (*_speed(answer), *_price(answer), *_fewest(answer))
     at_load = (*_at_peak(answer), *_rate_on_fewest(answer))
     return _run(answer, better), [*first, *at_load, *changes, *of_launch]

@@ -35,7 +35,7 @@ GIVEN, PUBLIC, UNSEEN = RECORDED = (
     "throughput_2026_public.jsonl",
     "throughput_2026_unseen.jsonl",
 )
-THIRD = "throughput_2026_third.jsonl"
+THIRD, FOURTH = "throughput_2026_third.jsonl", "throughput_2026_fourth.jsonl"
 """Points of later in 2026, written down before anything of them was computed, and in no fit."""
 AIMS: Mapping[str, float] = {"output tokens/s": 0.25, "TPOT": 0.25, "TTFT": 0.5}
 """How far measured over predicted may be from 1, by figure."""
@@ -135,7 +135,7 @@ def ratios() -> list[Ratio]:
     """Those of all benchmarks of 2026 without a doubt, and of the older ones in a steady state."""
     found = [
         Ratio(figure, measured_class(question_of(row.case).launch)[0], row.case["model"], value)
-        for name in RECORDED
+        for name in (*RECORDED, THIRD, FOURTH)
         for row in rows(name)
         for figure, value in row.ratios.items()
         if value is not None and "doubt" not in row.case
@@ -259,7 +259,7 @@ def _asked(case: Case) -> dict[str, object]:
 def report() -> Iterator[str]:
     """The tables of all files as lines."""
     yield f"  {AICONFIGURATOR}"
-    for name in RECORDED:
+    for name in (*RECORDED, THIRD, FOURTH):
         yield from _table(name)
 
 

@@ -38,7 +38,9 @@ class Tower(Struct, frozen=True):
     - `modalities`: patches and tokens of the largest item, by modality.
     - `levels`: rows of output per token: the last layer's, and those of deeper features.
     - `whole`: every tensor-parallel rank holds and computes all of it, instead of a part.
-    - `positions`: classes of one-hot positions; 0 without them. `frame_patches`: of a frame.
+    - `frame_patches`: of a frame, where vLLM encodes frames in batches whose size it estimates from
+      `positions`; 0 where it encodes all at once.
+    - `whole_items`: an item is prefilled in one step, because its tokens attend to each other.
     """
 
     width: int
@@ -50,6 +52,12 @@ class Tower(Struct, frozen=True):
     levels: int = 1
     positions: int = 0
     frame_patches: int = 0
+    whole_items: bool = False
+
+    @property
+    def step_tokens(self) -> int:
+        """The least default budget of a step."""
+        return max(tokens for _, _, tokens in self.modalities) if self.whole_items else 0
 
 
 def tower_of(config: Config) -> Tower | None:
@@ -59,7 +67,8 @@ def tower_of(config: Config) -> Tower | None:
         return None
     # Tuples: results are kept by launch, so a launch must be hashable.
     rows = [(name, *sizes) for name, sizes in described["modalities"].items()]
-    return read_as({**described, "modalities": rows}, Tower)
+    whole = config.word("use_bidirectional_attention") == "vision"
+    return read_as({**described, "modalities": rows, "whole_items": whole}, Tower)
 
 
 def _tables() -> Mapping[str, Mapping[str, Any]]:

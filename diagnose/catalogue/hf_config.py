@@ -34,6 +34,9 @@ def mapping(value: object) -> Mapping[str, object] | None:
     return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else None
 
 
+_GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+
+
 def completed(
     fields: Mapping[str, object], *, family: str, outer: Mapping[str, object]
 ) -> Mapping[str, object]:
@@ -45,6 +48,7 @@ def completed(
     flat = dict(fields)
     for key in _FLATTENED:
         flat = {**(mapping(flat.get(key)) or {}), **flat}
+    flat = {**_global_heads(flat), **flat}
     nested = fields is not outer
     defaults = packaged_tables("diagnose.catalogue", "defaults.toml").get(family, {})
     return {
@@ -57,6 +61,21 @@ def completed(
         },
         **flat,
     }
+
+
+def _global_heads(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Gemma 4's heads of layers with full attention, as transformers writes them since 5.15: for
+    each of these layers the same entry in `per_layer_config`."""
+    by_layer, kinds = mapping(fields.get("per_layer_config")), fields.get("layer_types")
+    if not by_layer or not isinstance(kinds, Sequence):
+        return {}
+    listed = enumerate(cast("Sequence[object]", kinds))
+    full = {f"{at:02d}" for at, kind in listed if kind == "full_attention"}
+    first, *others = (mapping(entry) or {} for entry in by_layer.values())
+    same = full == {at.zfill(2) for at in by_layer} and all(entry == first for entry in others)
+    return (
+        {_GLOBAL[key]: first[key] for key in first} if same and set(first) <= set(_GLOBAL) else {}
+    )
 
 
 def _named(key: str, fields: Mapping[str, object]) -> bool:
@@ -88,12 +107,12 @@ class Config(Struct, frozen=True):
 
     @property
     def model_type(self) -> str:
-        """The model family of the language model, without a `_text` ending."""
+        """The model family of the language model, without a `_text` or `_unified` ending."""
         if self.architecture.startswith("BailingMoeV3"):
             # Its files have the model_type of the release before.
             return "bailing_moe_v3"
         value = self.fields.get("model_type") or self.outer.get("model_type") or ""
-        return str(value).removesuffix("_model").removesuffix("_text")
+        return str(value).removesuffix("_model").removesuffix("_text").removesuffix("_unified")
 
     @property
     def architecture(self) -> str:

@@ -27,8 +27,14 @@ from kneewatch.diagnose.sizing.memory.budget import Memory, memory
 from kneewatch.diagnose.sizing.memory.launch import Launch, check
 from kneewatch.diagnose.sizing.requirements import Question
 from kneewatch.diagnose.sizing.serving_cost import usd_per_million_tokens
-from kneewatch.diagnose.sizing.size import KV_BYTES, Size, loop_of, whole_requests
-from kneewatch.diagnose.sizing.speed.performance import Performance
+from kneewatch.diagnose.sizing.size import (
+    KV_BYTES,
+    Size,
+    loop_of,
+    whole_requests,
+    within_targets,
+)
+from kneewatch.diagnose.sizing.speed.performance import ClosedLoop, Performance
 from kneewatch.rules.formatting import duration, figure, plural
 
 _FEW_REQUESTS = 8
@@ -39,18 +45,21 @@ _SHORTEST_CONTEXT = 4096
 _OLDEST_CAPABILITY = 8.0
 # A change that holds less than this many times the requests is none.
 _GAIN = 1.02
+_MOST_REPLICAS = 64
 
 
 class Lever(Struct, frozen=True):
     """A launch after one change. `speed` is of one engine at the question's load; None if unknown.
 
-    `validates`: answers must be tested, as weights or KV cache have fewer bits.
+    `lacks`: why it is not enough for the load within the targets; empty if it is. `validates`:
+    answers must be tested, as weights or KV cache have fewer bits.
     """
 
     change: str
     question: Question
     memory: Memory
     speed: Performance | None
+    lacks: str
     validates: bool
 
     @property
@@ -109,11 +118,12 @@ def as_sized(name: str, answer: Size) -> Lever:
     question, speed = answer.planned, answer.performance
     if speed is not None:
         speed = speed.loop.at(question.concurrency_per_engine)
+    lacks = _lacking(question, answer.memory, None)
     if answer.meets_targets is False:
-        name += " (misses the targets)"
+        lacks = "misses the targets"
     elif answer.serves_peak is False:
-        name += " (does not serve the rate)"
-    return Lever(name, question, answer.memory, speed, validates=False)
+        lacks = "does not serve the rate"
+    return Lever(name, question, answer.memory, speed, lacks, validates=False)
 
 
 def holds_few(answer: Size) -> bool:
@@ -123,8 +133,9 @@ def holds_few(answer: Size) -> bool:
 
 
 def levers(answer: Size) -> tuple[Lever, ...]:
-    """The changes that hold more requests, best first: those that hold the concurrency, the
-    cheapest first, then those that need no test of answers; then the others, most tokens first.
+    """The changes that hold more requests, best first: those that are enough for the load within
+    the targets, the cheapest first, then those that need no test of answers; then the others, most
+    tokens first. A change with more replicas comes first if it is better than all of them.
 
     Empty if the GPU is unknown or the KV cache is a running server's, because then nothing is
     computed.
@@ -135,23 +146,67 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     if launch.gpu is None or is_logged:
         return ()
     held = _running(before) * question.engines
-    better = [
-        lever
-        for change, changed in _changes(question, answer)
-        if (lever := _lever(change, changed, question)) is not None and lever.held > held * _GAIN
-    ]
+    found = [_lever(change, changed, question) for change, changed in _changes(question, answer)]
+    if before.starts and (unchanged := _lever("", question, question)):
+        found.append(_with_replicas(unchanged, question))
+    better = [lever for lever in found if lever is not None and lever.held > held * _GAIN]
     is_stated = launch.max_model_len is not None or launch.context_tokens is not None
     least_tokens = launch.context if is_stated else 0
-    return tuple(sorted(better, key=lambda lever: _rank(lever, least_tokens)))
+
+    def rank(lever: Lever) -> tuple[float, ...]:
+        return _rank(lever, least_tokens)
+
+    pairs = [_with_replicas(lever, question) for lever in better if lever.lacks]
+    pair = min((pair for pair in pairs if pair is not None), key=rank, default=None)
+    better.sort(key=rank)
+    if pair is not None and rank(pair) < rank(better[0]):
+        better.insert(0, pair)
+    return tuple(better)
 
 
 def _rank(lever: Lever, least_tokens: int) -> tuple[float, ...]:
     """The place of a change; one that shortens the requests that were asked for is not enough."""
     context = lever.memory.launch.context
     cost, tokens = lever.usd_per_hour or float(lever.gpus), lever.held * context
-    if lever.fits and context >= least_tokens:
+    if not lever.lacks and context >= least_tokens:
         return (0.0, cost, lever.validates, -lever.question.launch.scheme.linear_bits, -tokens)
     return (1.0, -tokens, cost)
+
+
+def _with_replicas(lever: Lever, question: Question) -> Lever | None:
+    """The change with as many replicas as the load takes, at least one more; None if too many."""
+    asked, most = _load(lever.question, lever.memory, lever.speed and lever.speed.loop)
+    if most * _MOST_REPLICAS < asked:
+        return None
+    replicas = max(ceil(asked / most), question.replicas + 1)
+    change = f"{lever.change}, {replicas} replicas".removeprefix(", ")
+    return _lever(change, replace(lever.question, replicas=replicas), question)
+
+
+def _lacking(question: Question, memory: Memory, loop: ClosedLoop | None) -> str:
+    asked, most = _load(question, memory, loop)
+    reached, wanted = most * question.replicas, figure(round(asked, 1))
+    if reached >= asked:
+        return ""
+    if loop is not None and question.peak_requests_per_s is not None:
+        return f"not enough: {figure(round(reached, 1))} of {wanted} requests/s"
+    if _running(memory) * question.engines >= asked:
+        return f"not enough: {figure(reached)} of {wanted} within the targets"
+    return f"not enough: {wanted} wanted"
+
+
+def _load(question: Question, memory: Memory, loop: ClosedLoop | None) -> tuple[float, float]:
+    """The load, and the most of it that one replica takes within the targets: requests/s if a rate
+    is stated, otherwise requests at once."""
+    rate, data, most = question.peak_requests_per_s, question.launch.parallel.data, _running(memory)
+    if loop is not None and most >= 1:
+        within = within_targets(question, loop, min(most, loop.load.max_running))
+        if rate is not None:
+            each_per_s = within.performance.requests_per_s if within.concurrency else 0.0
+            return rate * question.safety, each_per_s * data
+        if question.targets.are_set:
+            most = min(most, within.concurrency)
+    return question.concurrency or float(question.engines), most * data
 
 
 def _lever(change: str, changed: Question, question: Question) -> Lever | None:
@@ -186,7 +241,7 @@ def _lever(change: str, changed: Question, question: Question) -> Lever | None:
         before.quantization,
         before.kv_cache_dtype,
     )
-    return Lever(change.strip(), changed, held, speed, narrower)
+    return Lever(change.strip(), changed, held, speed, _lacking(changed, held, loop), narrower)
 
 
 def _changes(question: Question, answer: Size) -> Iterator[tuple[str, Question]]:
@@ -200,10 +255,6 @@ def _changes(question: Question, answer: Size) -> Iterator[tuple[str, Question]]
         split = replace(launch, parallel=replace(parallel, tensor=tensor, pipeline=pipeline))
         stages = f" {STAGE_SPLIT} {pipeline}" if pipeline > parallel.pipeline else ""
         yield f"{TENSOR_SPLIT} {tensor}{stages}", replace(question, launch=split)
-    if answer.memory.starts:
-        wanted = (question.concurrency or 0.0) / parallel.data
-        more = max(question.replicas + 1, ceil(wanted / answer.memory.held.expected))
-        yield f"{more} replicas", replace(question, replicas=more)
     if launch.available_kv_bytes is not None:
         computed = replace(launch, kv_cache_memory_bytes=None, available_kv_bytes=None)
         yield f"{KV_BYTES} unset", replace(question, launch=computed)
@@ -308,6 +359,7 @@ def lever_document(lever: Lever) -> dict[str, object]:
     return {
         "change": lever.change,
         "fits": lever.fits,
+        "suffices": not lever.lacks,
         **lever.figures,
         "context_tokens": lever.memory.launch.context,
         "max_model_len": lever.memory.launch.longest_tokens,
@@ -324,7 +376,7 @@ def lever_text(lever: Lever, context_tokens: int) -> str:
     The length of the requests is left out if it is `context_tokens`.
     """
     context, parts = lever.memory.launch.context, list[str]()
-    engines, wanted = lever.question.engines, lever.question.concurrency_per_engine
+    engines = lever.question.engines
     held = whole_requests(lever.held / engines, engines)
     if lever.speed is not None:
         tokens = figure(round(lever.output_tokens_per_s or 0.0))
@@ -332,8 +384,8 @@ def lever_text(lever: Lever, context_tokens: int) -> str:
         per_token = "" if cost is None else f", {figure(round(cost, 2))} USD/M"
         parts.append(f"ITL {duration(lever.speed.itl_s)}, {tokens} tokens/s{per_token}")
     length = "" if context == context_tokens else f" of {context:,} tokens"
-    if lever.held < wanted * engines:
-        length += f" (not enough: {figure(round(wanted * engines, 1))} wanted)"
+    if lever.lacks:
+        length += f" ({lever.lacks})"
     price = "" if lever.usd_per_hour is None else f", {figure(lever.usd_per_hour)} USD/h"
     parts.append(f"{plural(lever.gpus, 'GPU')}{price}")
     if lever.validates:

@@ -355,12 +355,17 @@ class Launch(Struct, frozen=True):
 
     @property
     def batched_tokens(self) -> int:
-        """The token budget of one step."""
+        """The token budget of one step.
+
+        Source: `_set_default_max_num_seqs_and_batched_tokens_args`, vllm/engine/arg_utils.py, 0.32.
+        """
         own = self.defaults.max_num_batched_tokens
         if self.slack is not None:
             own = self.slack.size_class(self._memory_mib).step_tokens
         elif self.whole_prompts:
             own = max(own, self.longest_tokens)
+        elif self.model.multimodal and self.model.tower is not None:
+            own = max(own, self.model.tower.step_tokens)
         return self.max_num_batched_tokens or own
 
     @property

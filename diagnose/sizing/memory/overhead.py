@@ -292,14 +292,15 @@ def _encoder_bytes(launch: Launch, gpu: Gpu) -> tuple[float, float]:
 
 def _tower_bytes(tower: Tower, patches: int, launch: Launch, gpu: Gpu) -> float:
     """Peak bytes of a vision tower that encodes these patches: of its attention or its MLP."""
-    if tower.positions:
-        # A one-hot row of int64 a coordinate and its cast to 16 bit; batches of frames are chosen
-        # for 32 bytes a position within a tenth of the memory.
-        row_bytes = 2 * tower.positions * (8 + _ELEMENT_BYTES)
-        if launch.version < _BATCHED_FRAMES:
-            return tower.frame_patches * row_bytes
-        most = max(gpu.memory_bytes / 10 * (8 + _ELEMENT_BYTES) / 16, 1)
-        return min(patches * row_bytes, max(most, tower.frame_patches * row_bytes))
+    if tower.frame_patches:
+        # Batches of frames whose estimate is within a tenth of the memory (`_encoder_chunk` of
+        # vllm/model_executor/models/gemma4_mm.py, 0.32). It is for one-hot positions, which no
+        # logged start-up has taken: E2B with 8 seats leaves all but 0.46 GiB beside its weights.
+        frame_bytes = tower.frame_patches * tower.positions * 32
+        frames = 1
+        if launch.version >= _BATCHED_FRAMES:
+            frames = int(gpu.memory_bytes / 10 / frame_bytes)
+        patches = min(patches, max(frames, 1) * tower.frame_patches)
     inner = max(8 * tower.width, (3 if tower.gated else 2) * tower.inner)
     ranks = 1 if tower.whole else launch.parallel.tensor
     row_elements = 2 * tower.width + inner / ranks + tower.patch_elements

@@ -199,6 +199,22 @@ def test_kept_by_layer(document: dict[str, Any], expected: dict[LayerKind, int])
     assert kept(document) == expected
 
 
+@pytest.mark.parametrize("heads", [{}, {"num_key_value_heads": 1}])
+def test_gemma_4_as_newer_transformers_write_it_is_the_same(heads: dict[str, int]) -> None:
+    """Since 5.15 an entry for each layer with full attention, in place of two fields."""
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 2
+    text = llama(model_type="gemma4_unified_text", num_hidden_layers=12, layer_types=kinds)
+    before = {"global_head_dim": 512, **{f"num_global_{key[4:]}": heads[key] for key in heads}}
+    after = {f"{at:02d}": {"head_dim": 512, **heads} for at in (5, 11)}
+
+    def kept_with(fields: dict[str, Any]) -> dict[LayerKind, int]:
+        return kept({"model_type": "gemma4_unified", "text_config": {**text, **fields}})
+
+    assert kept_with({"per_layer_config": after}) == kept_with(before)
+    with pytest.raises(SizingError, match="per_layer_config"):
+        kept_with({"per_layer_config": {**after, "02": {"head_dim": 512}}})
+
+
 SLIDING_4096 = SlidingAttention(8, 128, 128, 4096)
 
 

@@ -225,6 +225,23 @@ def test_pcie_costs_more_than_nvlink() -> None:
     assert performance(pcie, CHAT).itl_s > performance(bridged, CHAT).itl_s
 
 
+@pytest.mark.parametrize(
+    ("card", "gpus", "gb_per_s"),
+    [("rtx-4090", 2, 32), ("rtx-4090", 4, 25), ("rtx-4090", 8, 12.5), ("rtx-pro-6000", 8, 64)],
+)
+def test_geforce_cards_share_the_hosts_memory(card: str, gpus: int, gb_per_s: float) -> None:
+    """None reads another's memory: 100 GB/s for all, where other cards have their link each."""
+    found = costs_of(SMALL, card, tensor_parallel=gpus)
+    assert found.link_bytes_per_s == gb_per_s * 1e9
+
+
+def test_eight_geforce_cards_prefill_as_measured() -> None:
+    rows = {row.case["case_id"]: row for row in throughput_2026.rows(throughput_2026.FOURTH)}
+    for ends in ("1k/256 c1", "3k/512 c8"):
+        ttft = rows[f"q38-27b bf16 8x4090 TP8 {ends}"].ratios["TTFT"]
+        assert ttft == pytest.approx(1.0, abs=0.15)
+
+
 def test_all_reduces_over_pcie_and_between_nodes_have_a_latency_of_their_own() -> None:
     """Per all-reduce NCCL's ring takes 6.6 us, and 1 us for each of 2 x 7 hops over PCIe."""
     pcie = costs_of(SMALL, "rtx-pro-6000", tensor_parallel=8)
@@ -528,6 +545,10 @@ def test_ranges_are_those_of_the_benchmarks() -> None:
         for figure, bounds in ranges.items():
             stated = MEASURED[kind]["ITL" if figure == "TPOT" else figure]
             assert bounds == pytest.approx(stated, abs=0.03), (kind, figure)
+    for kind, words in MEASURED["like"].items():
+        alike = [ratio for ratio in found if ratio.kind == kind]
+        most = max(Counter(ratio.figure for ratio in alike).values())
+        assert words.endswith(f"({most}, of {len({ratio.model for ratio in alike})} models)")
     for figure, share in throughput_2026.covered(found).items():
         assert 0.85 <= share <= 0.96, figure
     for figure, share in throughput_2026.covered(found, left_out=True).items():
@@ -636,6 +657,8 @@ def test_no_family_of_models_is_beyond_two_fifths() -> None:
         (throughput_2026.UNSEEN, (), {"output tokens/s": 0.66, "TPOT": 0.75, "TTFT": 0.75}),
         # H20 computes long prompts at more of its small peak.
         (throughput_2026.THIRD, (), {"output tokens/s": 0.8, "TTFT": 0.66}),
+        # Eight RTX 4090 wait longer for each other's prompts; of one sweep the TTFT is 1.6 times.
+        (throughput_2026.FOURTH, (), {"output tokens/s": 0.8, "TPOT": 0.7}),
         # Without the GPUs whose shares of peak only these points show.
         (
             throughput_2026.PUBLIC,
