@@ -138,12 +138,24 @@ def moved(recommendation: Advice) -> list[tuple[str, str, str]]:
     of NUMBERS."""
     rows: list[tuple[str, str, str]] = []
     for key, label, formatted in NUMBERS:
-        after, before = recommendation.predicted.get(key), recommendation.before.get(key)
-        if after is None:
-            continue
-        row = label, "" if before is None else formatted(before), formatted(after)
-        rows += [row] if row[1] != row[2] else []
+        after, before = (
+            _predicted_words(recommendation, key, formatted),
+            recommendation.before.get(key),
+        )
+        row = label, "" if before is None else formatted(before), after
+        rows += [row] if after and row[1] != after else []
     return rows
+
+
+def _predicted_words(recommendation: Advice, key: str, formatted: Callable[[float], str]) -> str:
+    """A number after the change with its band, or its upper end alone; empty if unknown."""
+    predicted, stem = recommendation.predicted, key.removesuffix("s")
+    after, low, high = (predicted.get(name) for name in (key, f"{stem}low_s", f"{stem}high_s"))
+    if after is None:
+        return "" if high is None else f"at most {formatted(high)}"
+    if low is None or high is None:
+        return formatted(after)
+    return f"{formatted(after)} ({formatted(low)} to {formatted(high)})"
 
 
 def doubt(recommendation: Advice) -> str:

@@ -1,9 +1,9 @@
 """Whether predicted bands of P99 hold what they state.
 
-    python -m tests.tails [--hard EVERY]
+    python -m tests.tails [--hard EVERY] [--beyond]
 
 prints for each recording, or for each EVERYth hard case, how many windows lie in the band predicted
-from its other windows.
+from its other windows; with --beyond, from those with far smaller batches alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from math import inf
 
 from msgspec import Struct
 
@@ -29,6 +30,7 @@ from tests.recordings import CAPTURES, LAB, NO_TARGETS, WINDOW_S, diagnoses
 from tests.simulator.cases import cases
 
 SERVER = deployment(PAGE)
+BEYOND_RATIO = 2 / 3
 HARD_S = 60.0
 """Windows of the hard cases, as of the daemon."""
 
@@ -58,12 +60,17 @@ def windows(verdicts: Iterable[Verdict], window_s: float = WINDOW_S) -> list[Ver
     return kept
 
 
-def told(of: list[Verdict], window_s: float = WINDOW_S) -> Iterator[Told]:
-    """What the other windows say of each, and what it was."""
+def told(
+    of: list[Verdict], window_s: float = WINDOW_S, *, most_ratio: float = inf
+) -> Iterator[Told]:
+    """What the other windows say of each, and what it was: of those with `most_ratio` times its
+    batch at most."""
     for left_out in of:
         curve = CurveLearner(window_s=window_s)
-        for verdict in of:
-            if verdict is not left_out:
+        most_running = most_ratio * (left_out.values.get("running_avg") or 0.0)
+        others = [verdict for verdict in of if verdict is not left_out]
+        for verdict in others:
+            if (verdict.values.get("running_avg") or 0.0) <= most_running:
                 curve.learn(verdict.t_s, verdict.values)
         values = left_out.values
         facts = Facts(values, Targets(), config=PAGE, now_s=of[-1].t_s, window_s=window_s)
@@ -80,14 +87,25 @@ def main() -> int:
     """Print each recording or hard case, and all together."""
     parser = ArgumentParser()
     parser.add_argument("--hard", type=int)
-    every, everything = parser.parse_args().hard, list[Told]()
+    parser.add_argument("--beyond", action="store_true")
+    asked, everything = parser.parse_args(), list[Told]()
+    every, most_ratio = asked.hard, BEYOND_RATIO if asked.beyond else inf
     named: Iterator[tuple[str, list[Told]]] = (
-        (path.name.split(".")[0], [*told(windows(diagnoses(path)))])
+        (path.name.split(".")[0], [*told(windows(diagnoses(path)), most_ratio=most_ratio)])
         for path in sorted([*CAPTURES.glob("*.gz"), *LAB.glob("*.gz")])
     )
     if every is not None:
         named = (
-            (case.name, [*told(windows(said(played(case, 1), NO_TARGETS), HARD_S), HARD_S)])
+            (
+                case.name,
+                [
+                    *told(
+                        windows(said(played(case, 1), NO_TARGETS), HARD_S),
+                        HARD_S,
+                        most_ratio=most_ratio,
+                    )
+                ],
+            )
             for case in islice(cases(), None, None, every)
         )
     for name, of in named:

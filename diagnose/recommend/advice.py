@@ -71,7 +71,8 @@ class Advice(Struct, frozen=True, kw_only=True):
       `max_concurrency` counts requests of the present size; `kv_capacity_tokens` excludes the block
       that vLLM keeps. `itl_p99_s` and `ttft_p99_s` have a band, such as
       `itl_p99_low_s` to `itl_p99_high_s`: bounds of vLLM's histogram between which the P99 of 95%
-      of this server's windows lies.
+      of this server's windows lies, or of 90% where it has not run such a batch. The upper end
+      alone is given where a change lets no step take longer.
     - `suffices`: whether the change alone removes its cause at the present load; null if unknown.
     - `unmet`: latency targets that the predicted P99 misses all the same.
     - `worsens`: latencies that the change makes clearly worse.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, floor, log2
+from math import ceil, exp, floor, log2
 
 from kneewatch.collector.engines.engine_kind import (
     NO_PREFIX_CACHE,
@@ -24,7 +24,9 @@ from kneewatch.diagnose.recommend.prediction import (
     predicted,
     present,
     resized_tokens,
+    tails_now,
 )
+from kneewatch.diagnose.recommend.queueing import RARE, at_most, banded
 from kneewatch.diagnose.sizing.memory.launch import Launch
 from kneewatch.rules.formatting import duration
 
@@ -36,6 +38,9 @@ SHORTEST_S = 1e-3
 
 STALL_BUCKET_S = 0.5
 """Gaps from this length on count as stalls in itl_stall_per_s; shorter steps cause none."""
+
+OF_PREFILL_RATIO = 0.5
+"""From this share of the longest prefills on, the last first tokens are theirs."""
 
 FEWEST_BUDGET_TOKENS = 256
 """Smaller chunks leave the GPU underused."""
@@ -97,12 +102,33 @@ def step_numbers(context: LeverContext, budget: int | None) -> dict[str, float]:
     # The same step also decodes a token for every running stream.
     decode_s = context.get("itl_p50_s")
     step_s = budget * token_s + decode_s
+    mean_step_s = budget * token_s / end_ratio(context, _longest_tokens(context)) + decode_s
     numbers = {"longest_step_s": step_s}
     more_steps = ceil(tokens / budget) - _steps_now(context, tokens)
     if decode_s and more_steps > 0:
         numbers["prefill_p99_s"] = context.get("prefill_p99_s") + more_steps * decode_s
+        numbers |= _tails(context, mean_step_s, step_s, more_steps * decode_s)
     if step_s < STALL_BUCKET_S:
         numbers |= {"itl_stall_per_s": 0.0, "itl_stall_time_ratio": 0.0}
+    return numbers
+
+
+def _tails(
+    context: LeverContext, mean_step_s: float, longest_step_s: float, later_s: float
+) -> dict[str, float]:
+    """P99 of ITL and TTFT where prompts that fill steps end `later_s` later.
+
+    A stream waits for full steps while a prompt is computed. If these are more than one of a
+    hundred, the P99 is one of them, and among the longest, as prompts are computed to their end.
+    """
+    decode_s, busy = context.get("itl_p50_s"), 1 - exp(-context.get("prefill_busy_ratio"))
+    numbers: dict[str, float] = {}
+    full_steps, others = busy / longest_step_s, (1 - busy) / decode_s
+    if full_steps > RARE * (full_steps + others):
+        numbers |= banded("itl", longest_step_s, mean_step_s, longest_step_s)
+    ttft_s = context.get("ttft_p99_s")
+    if ttft_s >= OF_PREFILL_RATIO * context.get("prefill_p99_s"):
+        numbers |= banded("ttft", ttft_s + later_s, ttft_s, ttft_s + later_s)
     return numbers
 
 
@@ -115,11 +141,23 @@ def _steps_now(context: LeverContext, tokens: float) -> int:
 
 
 def _token_s(context: LeverContext) -> float | None:
-    """Prefill seconds per token at the end of the longest prompts; None if unknown."""
-    longest_s, tokens = context.get("prefill_p99_s"), context.get("prompt_tokens_p99")
-    if longest_s < SHORTEST_S or not tokens:
+    """Prefill seconds per token at the end of the longest prompts; None if unknown.
+
+    The P99 of times and of lengths lie anywhere in their buckets, and the means include what a
+    short prompt takes beside its tokens: the lower figure has the smaller error.
+    """
+    longest_s, longest_tokens = context.get("prefill_p99_s"), context.get("prompt_tokens_p99")
+    if longest_s < SHORTEST_S or not longest_tokens:
         return None
-    return longest_s / tokens * end_ratio(context, tokens)
+    mean_s, demand = context.get("prefill_mean_s"), context.demand
+    computed_tokens = (demand.input_tokens or 0.0) * (1 - demand.saved_ratio)
+    rates = [longest_s / longest_tokens]
+    rates += [mean_s / computed_tokens] if mean_s and computed_tokens else []
+    return min(rates) * end_ratio(context, _longest_tokens(context))
+
+
+def _longest_tokens(context: LeverContext) -> float:
+    return max(context.get("prompt_tokens_p99"), context.demand.input_tokens or 0.0)
 
 
 def end_ratio(context: LeverContext, tokens: float) -> float:
@@ -189,7 +227,9 @@ def prefix_caching(context: LeverContext) -> Advice | None:
             "prefix_saved_ratio": 0.0,
             "prefill_mean_s": prefill_s,
             "computed_prompt_tokens_per_s": context.get("computed_prompt_tokens_per_s"),
+            **tails_now(context),
         },
+        predicted=at_most(tails_now(context)),
         checks=checks,
         verify=[
             f"prefix_hit_ratio rises above 0 {SETTLE_WORDS}; if it stays below 0.02, prompts share "
@@ -415,8 +455,9 @@ def _freed_words(context: LeverContext) -> str:
 
 
 def _stall_numbers(context: LeverContext) -> dict[str, float]:
-    return {
+    stalls = {
         key: value
-        for key in ("itl_stall_per_s", "itl_stall_time_ratio", "itl_p99_s", "prefill_p99_s")
+        for key in ("itl_stall_per_s", "itl_stall_time_ratio", "prefill_p99_s")
         if (value := context.facts.values.get(key)) is not None
     }
+    return {**stalls, **tails_now(context)}

@@ -18,7 +18,8 @@ from kneewatch.diagnose.causes.optional_features import (
 )
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.context import SETTLE_WORDS, LeverContext, advice
-from kneewatch.diagnose.recommend.prediction import computed_costs
+from kneewatch.diagnose.recommend.prediction import computed_costs, tails_now
+from kneewatch.diagnose.recommend.queueing import at_most
 from kneewatch.diagnose.sizing.speed.performance import step_model
 from kneewatch.diagnose.sizing.speed.roofline_inputs import on_gpu
 from kneewatch.rules.formatting import percent
@@ -179,8 +180,9 @@ def no_speculation(context: LeverContext) -> Advice | None:
         "spec-off",
         [(SPECULATION, text, None)],
         why,
-        before=before,
-        predicted={"draft_tokens": 0, "speedup_at_most_ratio": 1.0},
+        before={**before, **tails_now(context)},
+        # A step without drafts to verify takes no longer.
+        predicted={"draft_tokens": 0, "speedup_at_most_ratio": 1.0, **at_most(tails_now(context))},
     )
 
 

@@ -15,7 +15,7 @@ from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import token_gap_s
 from kneewatch.diagnose.recommend.context import OWN_STEPS, STEP_TIMES, LeverContext
 from kneewatch.diagnose.recommend.demand import KV_TARGET_RATIO
-from kneewatch.diagnose.recommend.queueing import CallerQueue, Latencies, SeatQueue, tails
+from kneewatch.diagnose.recommend.queueing import CallerQueue, Latencies, SeatQueue, Steps, tails
 from kneewatch.diagnose.recommend.step_times import Prompts
 from kneewatch.diagnose.sizing.memory.budget import Memory
 from kneewatch.diagnose.sizing.memory.launch import Launch
@@ -116,14 +116,12 @@ def present(context: LeverContext) -> dict[str, float]:
 
 def _present(context: LeverContext) -> dict[str, float]:
     server, values = context.server, context.facts.values
-    numbers = _sizes(context, After())
+    numbers = {**_sizes(context, After()), **tails_now(context)}
     for key, signal in (
         ("kv_usage_ratio", "kv_usage_avg_ratio"),
         ("preemption_per_s", "preemption_per_s"),
         ("ttft_s", "ttft_mean_s"),
         ("itl_s", "itl_mean_s"),
-        ("ttft_p99_s", "ttft_p99_s"),
-        ("itl_p99_s", "itl_p99_s"),
         ("waiting", "waiting_avg"),
     ):
         value = values.get(signal)
@@ -137,6 +135,12 @@ def _present(context: LeverContext) -> dict[str, float]:
         if generated_per_s:
             numbers["usd_per_million_tokens"] = hourly / (generated_per_s * 3600) * 1e6
     return numbers
+
+
+def tails_now(context: LeverContext) -> dict[str, float]:
+    """The measured P99 of TTFT and ITL, in seconds; without those that are unknown."""
+    values = {key: context.facts.values.get(key) for key in ("ttft_p99_s", "itl_p99_s")}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _shared_usage(context: LeverContext, share_ratio: float) -> float:
@@ -173,7 +177,10 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
         waits = _wait_for_seats(context, numbers, requests, speed)
         if waits is not None and requests <= places:
             numbers["ttft_s"] += waits.mean_s
-        numbers.update(tails(context.curve, speed, waits, running=places, queues=requests > places))
+        steps = _steps(context, change, speed)
+        numbers.update(
+            tails(context.curve, steps, speed, waits, running=places, queues=requests > places)
+        )
         asked_per_s = asked_tokens_per_s(context)
         if asked_per_s is not None:
             possible_per_s = speed.tokens_per_s * (change.replicas or server.replicas)
@@ -189,6 +196,18 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
     return numbers
 
 
+def _steps(context: LeverContext, change: After, speed: Latencies) -> Steps:
+    demand, launch = context.demand, change.launch or context.server.launch
+    computed_tokens = (demand.input_tokens or 0.0) * (1 - demand.saved_ratio)
+    return Steps(
+        speed.itl_s,
+        speed.prompt_s,
+        speed.tokens_per_s / max(1.0, demand.output_tokens or 0.0),
+        demand.prompts_vary,
+        max(1, ceil(computed_tokens / launch.batched_tokens)),
+    )
+
+
 def _wait_for_seats(
     context: LeverContext, numbers: Mapping[str, float], requests: float, speed: Latencies
 ) -> SeatQueue | CallerQueue | None:
@@ -198,7 +217,8 @@ def _wait_for_seats(
         stay_s = speed.ttft_s + (demand.output_tokens or 0.0) * speed.itl_s
         return SeatQueue(seats, requests, stay_s, demand.outputs_vary)
     if demand.callers is not None and requests > seats >= 1 and demand.output_tokens:
-        return CallerQueue(requests - seats, speed.tokens_per_s / demand.output_tokens)
+        per_s = speed.tokens_per_s / demand.output_tokens
+        return CallerQueue(requests - seats, per_s, seats, demand.outputs_vary)
     return None
 
 
@@ -311,7 +331,9 @@ def latencies(context: LeverContext, change: After) -> Latencies | None:
     performance = _by_roofline(context, change)
     if performance is None:
         return None if STEP_TIMES in context.memo else _by_own_steps(context, change)
-    return Latencies(performance.ttft_s, performance.itl_s, performance.decode_tokens_per_s)
+    prompt_s = max(0.0, performance.prefill_s - performance.itl_s)
+    ttft_s, itl_s = performance.ttft_s, performance.itl_s
+    return Latencies(ttft_s, itl_s, performance.decode_tokens_per_s, prompt_s)
 
 
 def _by_roofline(context: LeverContext, change: After) -> Performance | None:
@@ -391,7 +413,8 @@ def _by_own_steps(context: LeverContext, change: After) -> Latencies | None:
     queue_s = (requests - places) * request_s / places
     outside_s = steps.outside_s(places, prompts, prompts.per_s(places, request_s))
     ttft_s = outside_s + queue_s + prefill_s
-    return Latencies(ttft_s, itl_s, places * demand.output_tokens / request_s, outside_s)
+    tokens_per_s = places * demand.output_tokens / request_s
+    return Latencies(ttft_s, itl_s, tokens_per_s, prompts.mean_s, outside_s)
 
 
 def calibrated(

@@ -4,14 +4,16 @@ change. Pure."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import exp, floor, log, sqrt
 from statistics import NormalDist, mean, median, stdev
+from typing import Literal
 
 from msgspec import Struct
 
 from kneewatch.collector.signals.table import ITL_BOUNDS_S, TTFT_BOUNDS_S
+from kneewatch.diagnose.halving import end_of
 from kneewatch.diagnose.learned.knee import CurveLearner
 
 RARE = 0.01
@@ -35,10 +37,13 @@ def with_bursts(running: float, deviations: float = BURST) -> float:
 
 class CallerQueue(Struct, frozen=True):
     """The queue of callers who send again when answered: about `ahead` requests are before each
-    new one, and `per_s` find a seat."""
+    new one, and `per_s` find one of the `seats`. `varies` is the squared coefficient of variation
+    of the time for which a request has its seat."""
 
     ahead: float
     per_s: float
+    seats: float = 1.0
+    varies: float = 1.0
 
     @property
     def mean_s(self) -> float:
@@ -47,9 +52,14 @@ class CallerQueue(Struct, frozen=True):
 
     @property
     def p99_s(self) -> float:
-        """The wait of the request in a hundred that waits longest: seats come free one by one, at
-        random."""
-        return with_bursts(self.ahead, HELD_BURST) / self.per_s
+        """The wait of the request in a hundred that waits longest.
+
+        Seats come free one by one. Where all requests take equally long, each seat comes free once
+        in that time, so that only the order within it is random.
+        """
+        varies, part = min(1.0, self.varies), self.ahead / self.seats % 1
+        variance = varies * self.ahead + (1 - varies) * self.seats * part * (1 - part)
+        return (self.ahead + HELD_BURST * sqrt(variance)) / self.per_s
 
 
 class SeatQueue(Struct, frozen=True, dict=True):
@@ -90,69 +100,157 @@ class SeatQueue(Struct, frozen=True, dict=True):
         return self.stay_s / (self.seats - self.running) * (1 + self.varies) / 2
 
 
-# --- P99 of TTFT and ITL after a change, from this server's own windows ---------------------------
+# --- P99 of TTFT and ITL after a change -----------------------------------------------------------
 
 
-WINDOWS_MIN, NEAR_RATIO, WIDEST = 8, 2.0, 10.0
-"""A P99 needs so many windows with up to so many times the batch. It is unknown where the upper end
-of its band would be above so many times the lower end."""
+WINDOWS_MIN, NEAR_RATIO, CALIBRATED_FROM, WIDEST = 8, 2.0, 3, 10.0
+"""From so many windows on, they say how much a P99 varies; from fewer on, how it compares with the
+computed one. It is unknown where the upper end of its band would be above so many times the lower
+end."""
 
 RARE_TAIL = 0.025
 """The share of windows that may lie above the band, and below it."""
 
 Z = NormalDist().inv_cdf(1 - RARE_TAIL)
-FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s")
+Z_99 = NormalDist().inv_cdf(1 - RARE)
+MEAN_ERROR = 1.15
+"""Measured over predicted mean on real servers, and the reverse, at most."""
+
+SPREAD = {"itl": (0.4, 2.5), "ttft": (0.5, 2.2)}
+"""Measured P99 over the computed one in nine of ten windows of the recorded servers, for a server
+that has not shown how much its own varies."""
+
+DECODES_LEAST_RATIO = 0.2
+"""The decodes are at least this share of a mean step, and prompts the rest at most."""
+
+ALIKE = 0.05
+"""The least squared coefficient of variation of prompts: a gamma distribution needs one."""
+
+HALVINGS = 24
+FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s", "requests_per_s")
 
 
 class Latencies(Struct, frozen=True):
     """Mean latencies in seconds (TTFT includes the queue), and output tokens/s of one replica.
 
-    `outside_s` is the part of TTFT in the API server and the network, from this server's windows;
-    None if the prediction has none.
+    `prompt_s` is what a prompt adds to its steps. `outside_s` is the part of TTFT in the API server
+    and the network, from this server's windows; None if the prediction has none.
     """
 
     ttft_s: float
     itl_s: float
     tokens_per_s: float
+    prompt_s: float
     outside_s: float | None = None
+
+
+class Steps(Struct, frozen=True):
+    """The steps of a batch, some of which also compute prompts.
+
+    `itl_s` is their mean. `per_s` prompts arrive on their own; each adds `prompt_s` in the mean, in
+    `chunks` steps, and `varies` is its squared coefficient of variation.
+    """
+
+    itl_s: float
+    prompt_s: float
+    per_s: float
+    varies: float = 0.0
+    chunks: int = 1
+
+    def itl_p99_s(self) -> float:
+        """The step of a hundred that is longest: one with prompts, unless these are rare."""
+        per_step = self.per_s * self.chunks * self.itl_s
+        chunk_s = self.prompt_s / self.chunks
+        if not per_step or not chunk_s:
+            return self.itl_s
+        chunk_s = min(chunk_s, (1 - DECODES_LEAST_RATIO) * self.itl_s / per_step)
+        varies = ALIKE if self.chunks > 1 else max(ALIKE, self.varies)
+
+        def is_often_longer(prompts_s: float) -> bool:
+            return _longer_ratio(prompts_s / (chunk_s * varies), per_step, varies) > RARE
+
+        most_s = chunk_s
+        while is_often_longer(most_s):
+            most_s *= 2
+        prompts_s = end_of(is_often_longer, holds=0.0, falls=most_s, halvings=HALVINGS)
+        return self.itl_s - per_step * chunk_s + prompts_s
+
+    def ttft_p99_s(self, outside_s: float) -> float:
+        """The first token of a hundred that comes last: of the length of its prompt, of the prompts
+        beside it, of the step before it and of what is outside the engine."""
+        mean_s = outside_s + self.itl_s + self.prompt_s
+        per_step = self.per_s * self.itl_s
+        prompts = self.prompt_s**2 * (self.varies + per_step * (1 + self.varies))
+        variance = prompts + outside_s**2 + (self.itl_p99_s() / 3) ** 2
+        # The quantile of a gamma distribution (Wilson and Hilferty).
+        spread = variance / mean_s**2 / 9
+        return mean_s * max(0.0, 1 - spread + Z_99 * sqrt(spread)) ** 3
+
+
+def _longer_ratio(length: float, per_step: float, varies: float) -> float:
+    """The share of steps whose prompts together take longer than `length`, in units of a prompt's
+    mean times `varies`: their number is of Poisson, their lengths are of a gamma distribution."""
+    ratio, prompts, chance = 0.0, 0, exp(-per_step)
+    while chance > NEVER or prompts < per_step:
+        prompts += 1
+        chance *= per_step / prompts
+        shape = prompts / varies
+        near = 1 / (9 * shape)
+        ratio += chance * (
+            1 - NormalDist().cdf(((length / shape) ** (1 / 3) - 1 + near) / sqrt(near))
+        )
+    return ratio
 
 
 def tails(
     curve: CurveLearner | None,
+    steps: Steps,
     speed: Latencies,
     waits: SeatQueue | CallerQueue | None,
     *,
     running: float,
     queues: bool,
 ) -> dict[str, float]:
-    """P99 of TTFT and ITL with their bands, in seconds; none where this server has not shown it.
+    """P99 of TTFT and ITL with their bands, in seconds.
 
-    The mean times the ratio of P99 to mean in windows without a queue, at about the batch that will
-    run: it holds the bursts of arrivals and the spread of lengths. Of them, the windows with the
-    nearest means count: their prompts are most alike, and their P99 lies in the same buckets, whose
-    widths are most of what the ratio varies by. If requests queue, such windows do
-    not show the tail of TTFT: it is that of the wait for a seat, which a window's has between its
-    mean and as much above it again. Without a known wait, TTFT has no P99.
+    Computed from the steps after the change, times the ratio of measured to computed P99 in this
+    server's own windows without preemption (for TTFT: without a queue): it holds what the steps do
+    not, such as the host's pauses. Of them, the windows with the nearest P99 count, as these lie in
+    the same buckets, whose widths are most of what the ratio varies by. If requests queue, the tail
+    of TTFT is that of the wait for a seat, which a window's has between its mean and as much above
+    it again. Without a known wait, TTFT has no P99.
     """
     numbers: dict[str, float] = {}
-    itls, ttfts = ([], []) if curve is None else _windows(curve, speed, running)
-    for name, mean_s, windows, bounds_s in (
-        ("itl", speed.itl_s, itls, ITL_BOUNDS_S),
-        ("ttft", speed.ttft_s, [] if queues else ttfts, TTFT_BOUNDS_S),
-    ):
-        if len(windows) < WINDOWS_MIN:
+    outside_s = max(0.0, speed.ttft_s - speed.itl_s - speed.prompt_s)
+    means = {"itl": speed.itl_s, "ttft": 0.0 if queues else speed.ttft_s}
+    computed = {"itl": steps.itl_p99_s(), "ttft": steps.ttft_p99_s(outside_s)}
+    for name in BOUNDS_S:
+        if not means[name]:
             continue
-        low, high = (mean_s * ratio for ratio in _next_ratio([p99 / own for own, p99 in windows]))
-        windows.sort(key=lambda each: abs(log(each[0] / mean_s)))
-        middle = mean_s * median(p99 / own for own, p99 in windows[:WINDOWS_MIN])
+        windows = [] if curve is None else _windows(curve, name, steps, speed)
+        near = [
+            each for each in windows if running / NEAR_RATIO <= each.batch <= running * NEAR_RATIO
+        ]
+        if len(near) >= WINDOWS_MIN:
+            own_s, ratios = means[name], _ratios(near, "mean_s", means[name])
+            low, high = _next_ratio(ratios)
+            middle = median(ratios[:WINDOWS_MIN])
+        else:
+            own_s, ratios = computed[name], _ratios(windows, "computed_s", computed[name])
+            middle = median(ratios[:WINDOWS_MIN]) if len(ratios) >= CALIBRATED_FROM else 1.0
+            low, high = (middle * ratio for ratio in SPREAD[name])
         if high <= WIDEST * low:
-            low_s, high_s = _in_buckets(low, high, bounds_s)
-            numbers[f"{name}_p99_s"] = float(f"{middle:.3g}")
-            numbers[f"{name}_p99_low_s"], numbers[f"{name}_p99_high_s"] = low_s, high_s
+            numbers |= banded(name, own_s * middle, own_s * low, own_s * high)
     if waits is not None and waits.p99_s > 0:
         own_s = speed.ttft_s - waits.mean_s if queues else speed.ttft_s
         _add_wait(numbers, max(0.0, own_s), waits)
     return numbers
+
+
+BOUNDS_S: Mapping[Literal["itl", "ttft"], Sequence[float]] = {
+    "itl": ITL_BOUNDS_S,
+    "ttft": TTFT_BOUNDS_S,
+}
 
 
 def _add_wait(numbers: dict[str, float], own_s: float, waits: SeatQueue | CallerQueue) -> None:
@@ -162,39 +260,63 @@ def _add_wait(numbers: dict[str, float], own_s: float, waits: SeatQueue | Caller
     own_p99_s = numbers.get("ttft_p99_s", 0.0)
     if p99_s < own_p99_s or not (own_p99_s or isinstance(waits, CallerQueue)):
         return
-    low_s, high_s = max(own_p99_s, mean_s), 2 * p99_s - mean_s
-    numbers["ttft_p99_s"] = float(f"{p99_s:.3g}")
-    numbers["ttft_p99_low_s"], numbers["ttft_p99_high_s"] = _in_buckets(low_s, high_s)
+    low_s, high_s = max(own_p99_s, mean_s / MEAN_ERROR), MEAN_ERROR * (2 * p99_s - mean_s)
+    numbers |= banded("ttft", p99_s, low_s, high_s)
 
 
-def _in_buckets(
-    low_s: float, high_s: float, bounds_s: Sequence[float] = TTFT_BOUNDS_S
-) -> tuple[float, float]:
-    """The band to the bounds of its buckets: a histogram shows no more."""
-    return (
-        bounds_s[max(0, bisect_right(bounds_s, low_s) - 1)],
-        bounds_s[min(len(bounds_s) - 1, bisect_left(bounds_s, high_s))],
-    )
+def banded(
+    name: Literal["itl", "ttft"], p99_s: float, low_s: float, high_s: float
+) -> dict[str, float]:
+    """A predicted P99 with its band, to the bounds of its buckets: a histogram shows no more."""
+    bounds_s = BOUNDS_S[name]
+    return {
+        f"{name}_p99_s": float(f"{p99_s:.3g}"),
+        f"{name}_p99_low_s": bounds_s[max(0, bisect_right(bounds_s, low_s) - 1)],
+        f"{name}_p99_high_s": bounds_s[min(len(bounds_s) - 1, bisect_left(bounds_s, high_s))],
+    }
 
 
-_Windows = list[tuple[float, float]]
+def at_most(tails_s: Mapping[str, float]) -> dict[str, float]:
+    """Upper ends of the P99 after a change that lets no step take longer."""
+    return {f"{key.removesuffix('s')}high_s": p99_s for key, p99_s in tails_s.items()}
 
 
-def _windows(curve: CurveLearner, speed: Latencies, running: float) -> tuple[_Windows, _Windows]:
-    """Mean and P99 of ITL and of TTFT in windows with about so many running requests."""
-    itls, ttfts = _Windows(), _Windows()
-    columns = (curve.column(name) for name in FIELDS)
-    for batch, itl_s, itl_p99_s, ttft_p99_s, prefill_s, outside_s in zip(*columns, strict=True):
+class _Window(Struct, frozen=True):
+    """A window's batch, its mean, and its P99 as measured and as computed from its steps."""
+
+    batch: float
+    mean_s: float
+    computed_s: float
+    p99_s: float
+
+
+def _windows(curve: CurveLearner, name: str, steps: Steps, speed: Latencies) -> list[_Window]:
+    """The windows that show the P99 of TTFT or ITL, as with prompts like those of `steps`."""
+    windows: list[_Window] = []
+    columns = (curve.column(field) for field in FIELDS)
+    for batch, itl_s, itl_p99_s, ttft_p99_s, prefill_s, outside_s, per_s in zip(
+        *columns, strict=True
+    ):
         # A comparison with NaN is false.
-        if not running / NEAR_RATIO <= max(batch, 1.0) <= running * NEAR_RATIO:
+        if not (prefill_s > 0 and itl_s > 0 and per_s > 0):  # with preemptions
             continue
-        if prefill_s > 0 and itl_s > 0 and itl_p99_s > 0:  # without preemptions
-            itls.append((itl_s, itl_p99_s))
-        if ttft_p99_s > 0 and prefill_s + outside_s > 0:  # without a queue
+        own = Steps(itl_s, max(0.0, prefill_s - itl_s), per_s, steps.varies, steps.chunks)
+        if name == "itl" and itl_p99_s > 0:
+            windows.append(_Window(max(batch, 1.0), itl_s, own.itl_p99_s(), itl_p99_s))
+        if name == "ttft" and ttft_p99_s > 0 and outside_s >= 0:  # without a queue
             # As the mean is predicted: what varies outside the engine is in the band.
-            beside_s = outside_s if speed.outside_s is None else speed.outside_s
-            ttfts.append((prefill_s + beside_s, ttft_p99_s))
-    return itls, ttfts
+            mean_s = prefill_s + (outside_s if speed.outside_s is None else speed.outside_s)
+            windows.append(_Window(max(batch, 1.0), mean_s, own.ttft_p99_s(outside_s), ttft_p99_s))
+    return windows
+
+
+def _ratios(windows: Sequence[_Window], of: str, near_s: float) -> list[float]:
+    """Measured P99 over the mean, or over the computed one, the nearest of them first."""
+    pairs = sorted(
+        ((getattr(each, of), each.p99_s) for each in windows),
+        key=lambda pair: abs(log(pair[0] / near_s)),
+    )
+    return [p99_s / own_s for own_s, p99_s in pairs]
 
 
 def _next_ratio(ratios: Sequence[float]) -> tuple[float, float]:

@@ -68,7 +68,15 @@ def _small_cache(
 
 
 FAULTS = (
-    Fault("kv_pressure", "kv_pressure", SMALL_CACHE, ((Shape(), 30),), ramp_s=10.0, skipped=NO_FP8),
+    Fault(
+        "kv_pressure",
+        "kv_pressure",
+        SMALL_CACHE,
+        ((Shape(), 30),),
+        ramp_s=90.0,
+        skipped=NO_FP8,
+        from_start=True,
+    ),
     Fault(
         "prefix_cache_off",
         "prefix_cache_off",

@@ -172,7 +172,8 @@ def test_adapters_are_routed_where_there_are_replicas() -> None:
 
 
 LONG = CALM.but(
-    prompt_tokens_mean=4000.0, prompt_tokens_p99=20_000.0, prefill_p99_s=4.0, itl_p50_s=0.02,
+    prompt_tokens_mean=4000.0, prompt_tokens_p99=20_000.0, prefill_mean_s=0.8, prefill_p99_s=4.0,
+    itl_p50_s=0.02,
     itl_stall_per_s=0.5,
     itl_stall_time_ratio=0.2, itl_p99_s=1.5,
 )  # fmt: skip

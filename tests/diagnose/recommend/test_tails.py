@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import exp
+from random import Random
 from statistics import median
 
+import pytest
 from msgspec.structs import replace
 
+from kneewatch.diagnose.recommend.queueing import CallerQueue, Steps
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.test_own_steps import BUSY, LOADS, learned, page, recommended
 from tests.recordings import LAB, diagnoses
-from tests.tails import told, windows
+from tests.tails import BEYOND_RATIO, told, windows
 
 
 def test_a_window_lies_in_the_band_predicted_from_the_others() -> None:
@@ -24,6 +28,48 @@ def test_a_window_lies_in_the_band_predicted_from_the_others() -> None:
         assert near >= near_ratio * len(mine)
         widths = [each.high_s / each.low_s for each in mine]
         assert median(widths) <= 10, "wide enough to say nothing"
+
+
+def test_a_batch_beyond_all_seen_has_its_band_too() -> None:
+    """Its steps are computed from those of batches of two thirds and less."""
+    names = ("loads", "slow_open", "slower_prefill", "slow_closed")
+    of = [
+        each
+        for name in names
+        for each in told(windows(diagnoses(LAB / f"{name}.jsonl.gz")), most_ratio=BEYOND_RATIO)
+    ]
+    for key in ("itl_p99", "ttft_p99"):
+        mine = [each for each in of if each.key == key]
+        assert len(mine) >= 60
+        assert sum(each.is_inside for each in mine) >= 0.9 * len(mine)
+        assert median(each.high_s / each.low_s for each in mine) <= 10
+
+
+def test_callers_of_equal_answers_wait_equally_long() -> None:
+    """With 16 seats each comes free once in the time of an answer: 14 ahead, 4.1 s in the mean and
+    5.0 s at P99 on a real server."""
+    equal = CallerQueue(14, 3.4, 16, 0.0)
+    assert equal.p99_s == pytest.approx(1.22 * equal.mean_s, rel=0.02)
+    assert CallerQueue(14, 3.4, 16, 1.0).p99_s == pytest.approx(1.62 * equal.mean_s, rel=0.02)
+
+
+def test_the_p99_of_steps_is_that_of_the_prompts_in_them() -> None:
+    """Against 200,000 drawn steps."""
+    draw = Random(7)
+    for per_step, varies in ((0.004, 0.5), (0.05, 0.2), (0.3, 1.0), (1.5, 0.5)):
+        drawn: list[float] = []
+        for _ in range(200_000):
+            prompts, chance = 0, draw.random()
+            term = total = exp(-per_step)
+            while chance > total:
+                prompts += 1
+                term *= per_step / prompts
+                total += term
+            drawn.append(sum(draw.gammavariate(1 / varies, varies) for _ in range(prompts)))
+        p99 = sorted(drawn)[int(0.99 * len(drawn))]
+        itl_s = 10 * (1 + per_step)
+        steps = Steps(itl_s, 1.0, per_step / itl_s, varies)
+        assert steps.itl_p99_s() == pytest.approx(itl_s - per_step + p99, rel=0.02, abs=0.02)
 
 
 def test_a_target_is_compared_with_the_predicted_p99() -> None:
