@@ -179,6 +179,7 @@ def _with_own_kv_cache(launch: Launch) -> Launch:
 _OVERRULED = (
     ("gpu_memory_utilization", "kv_cache_memory_bytes"),
     ("cudagraph_capture_sizes", "enforce_eager"),
+    ("max_cudagraph_capture_size", "enforce_eager"),
     ("limit_mm_per_prompt", "language_model_only"),
 )
 
@@ -673,7 +674,8 @@ def _refuse_unreadable(launch: CommandLine) -> None:
         members = flag.members.split()
         strange = [key for key in document or {} if members and key not in members]
         least = launch.number(flag.least) if isinstance(flag.least, str) else flag.least
-        needs = flag.needs.split()
+        groups = [{*group.split()} for group in flag.needs.split("&") if group]
+        needs = next((group for group in groups if not launch.flags.keys() & group), ())
         with_it = launch.flags.keys() & {flag.excludes}
         why = ""
         if (
@@ -685,8 +687,8 @@ def _refuse_unreadable(launch: CommandLine) -> None:
             why = repr(text)
         elif strange:
             why, choices = f"the key {strange[0]!r}", members
-        elif launch.complete and (lacking or (needs and not launch.flags.keys() & {*needs})):
-            why = f"it without {' and '.join(lacking) or ' or '.join(needs)}"
+        elif launch.complete and (lacking or needs):
+            why = f"it without {' and '.join(lacking) or ' or '.join(sorted(needs))}"
         elif with_it:
             why = f"it beside {flag.excludes}"
         if len(choices) > _MOST_CHOICES:

@@ -128,6 +128,7 @@ SIZED = (
     "--kv-offloading-size 8",
     "--limit-mm-per-prompt image=2",
     "--cudagraph-capture-sizes 1 2 4",
+    "--max-cudagraph-capture-size 64",
     """--compilation-config '{"cudagraph_capture_sizes": [1, 2]}'""",
     "--block-size 32",
     "--enable-lora",

@@ -1176,6 +1176,16 @@ def test_a_command_has_the_whole_id_of_a_short_name() -> None:
         ("Qwen/Qwen3-8B --enable-auto-tool-choice", "--enable-auto-tool-choice",
          "it without --tool-call-parser"),
         ("Qwen/Qwen3-8B --enable-eplb", "--enable-eplb", "it without --enable-expert-parallel"),
+        (
+            "Qwen/Qwen3-30B-A3B --enable-expert-parallel --enable-eplb",
+            "--enable-eplb",
+            "it without --data-parallel-size or --tensor-parallel-size",
+        ),
+        (
+            "Qwen/Qwen3-8B --max-cudagraph-capture-size 64 --cudagraph-capture-sizes 1 2 4",
+            "--max-cudagraph-capture-size",
+            "64 beside sizes up to 4",
+        ),
         ("Qwen/Qwen3-8B --enable-per-request-metrics --disable-log-stats",
          "--enable-per-request-metrics", "it beside --disable-log-stats"),
         ("""Qwen/Qwen3-8B --kv-transfer-config '{"kv_connector":"NixlConnector"}'""",

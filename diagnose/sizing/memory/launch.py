@@ -230,6 +230,7 @@ class Launch(Struct, frozen=True):
     decode_context_parallel: int = 1
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
+    max_cudagraph_capture_size: int | None = None
     limit_mm_per_prompt: tuple[tuple[str, int], ...] = ()
     cpu_offload_bytes: float = 0.0
     kv_offloading_bytes: float = 0.0
@@ -561,6 +562,12 @@ def check(launch: Launch) -> None:
             f"vLLM refuses a budget of {launch.batched_tokens:,} tokens per step without chunked "
             f"prefill, because a request may have {launch.longest_tokens:,} tokens",
             name="max_num_batched_tokens",
+        )
+    sizes, most = launch.cudagraph_capture_sizes, launch.max_cudagraph_capture_size
+    if sizes and most is not None and most != max(sizes):
+        raise SizingError(
+            f"vLLM refuses {most} beside sizes up to {max(sizes)}",
+            name="max_cudagraph_capture_size",
         )
     recurrent = any(isinstance(part.kind, Recurrent) for part in launch.model.layers)
     if launch.whole_prompts and recurrent and launch.state_blocks > 1:

@@ -389,7 +389,9 @@ def _graphs(launch: Launch, *, whole_steps: bool) -> int:
     """
     drafted = 0 if launch.draft is None else launch.draft.tokens
     seated = launch.seqs * (1 + drafted)
-    sizes = launch.cudagraph_capture_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-    mixed = [size for size in sizes if launch.cudagraph_capture_sizes or size <= 2 * seated]
+    stated, most = launch.cudagraph_capture_sizes, launch.max_cudagraph_capture_size
+    most = min(most or min(2 * seated, 512), launch.batched_tokens)
+    every = (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16))
+    mixed = stated or [size for size in every if size <= most]
     whole = [size for size in mixed if size <= seated] if whole_steps else []
     return len(mixed) + len(whole)

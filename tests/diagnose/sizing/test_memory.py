@@ -462,3 +462,14 @@ def test_context_ranks_that_vllm_refuses(
         memory(launch)
     assert caught.value.name == "dcp"
     assert tuple(caught.value.choices) == choices
+
+
+def test_graphs_are_captured_up_to_the_stated_size() -> None:
+    """Each takes 0.2 MiB a layer: 51 sizes of 1 to 512 by default, 11 up to 64, 147 up to 2,048."""
+    launch = replace(LLAMA_8B, version=(0, 32, 0))
+    free = {
+        most: memory(replace(launch, max_cudagraph_capture_size=most)).available_bytes.expected
+        for most in (None, 64, 512, 2048)
+    }
+    assert free[64] > free[None] == free[512] > free[2048]
+    assert (free[64] - free[None]) / (free[None] - free[2048]) == pytest.approx(40 / 64, abs=0.01)
