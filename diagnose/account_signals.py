@@ -37,6 +37,10 @@ def is_unchanged(ratio: float) -> bool:
     return 1 / CHANGED_FROM < ratio < CHANGED_FROM
 
 
+GIVEN_UP_MAX = 0.2
+"""If clients give up a larger share of calls, the work is unknown: vLLM counts no prompt tokens of
+a request that has no first token."""
+
 AT_THE_DOOR, CANCELLED, SILENT = "open_calls", "cancelled_ratio", "silent_s"
 PILED, UNADMITTED = "piled_calls", "unadmitted_s"
 STOPS_EVERY, STOPPED, STOP_DUE = "stops_every_s", "stopped_ratio", "stop_due_s"

@@ -18,6 +18,7 @@ from kneewatch.diagnose.cause import Cause, Evidence
 from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     ITL_DRIFT,
+    KV_HAS_ROOM,
     KV_USAGE,
     QUEUED,
     RUNNING,
@@ -25,7 +26,6 @@ from kneewatch.diagnose.causes.common_conditions import (
     WAITING,
 )
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
-from kneewatch.diagnose.causes.kv_and_queue import KV_HAS_ROOM
 from kneewatch.diagnose.causes.record import Computed, Form, cause, term
 from kneewatch.diagnose.deployment.server_state import NO_STATE, CanaryState, ServerState
 from kneewatch.rules.conditions import Condition, FirstOf, Number, Scope

@@ -22,7 +22,11 @@ RUNNING, WAITING = Live("running"), Live("waiting")
 BATCH, BATCH_MOST = Live("running_avg"), Live("running_max")
 QUEUE = Live("waiting_by_capacity")
 ARRIVALS, SERVED = Live("arrival_per_s"), Live("completed_per_s")
-KV_USAGE = Live("kv_usage_avg_ratio")
+KV_USAGE, KV_CLAIMED = Live("kv_usage_avg_ratio"), Live("kv_claimed_ratio")
+KV_TAKEN = FirstOf((KV_CLAIMED, KV_USAGE))
+"""What admission counts as taken: some engines keep blocks free for what requests may generate."""
+
+KV_HAS_ROOM = KV_TAKEN < 0.8
 
 TTFT_P99_S, ITL_P50_S, ITL_P99_S = Live("ttft_p99_s"), Live("itl_p50_s"), Live("itl_p99_s")
 TTFT_TARGET_S, ITL_TARGET_S = Target("ttft_p99_s"), Target("itl_p99_s")

@@ -17,6 +17,9 @@ from kneewatch.diagnose.causes.common_conditions import (
     HELD_EACH,
     ITL_DRIFT,
     ITL_P50_S,
+    KV_CLAIMED,
+    KV_HAS_ROOM,
+    KV_TAKEN,
     KV_USAGE,
     NOT_EVICTING,
     ONE_MORE_FITS,
@@ -37,7 +40,7 @@ from kneewatch.diagnose.causes.common_conditions import (
 from kneewatch.diagnose.causes.evidence import Facts
 from kneewatch.diagnose.causes.record import Finds, Form, Say, cause, term
 from kneewatch.rules.cascade import EMPTIED_BELOW_RATIO, EVICT_WARNING_PER_S, FORECAST, SEVERITY
-from kneewatch.rules.conditions import ALWAYS, Condition, FirstOf, Number, Quantity
+from kneewatch.rules.conditions import ALWAYS, Condition, Number, Quantity
 from kneewatch.rules.formatting import duration, percent, plural, rate
 from kneewatch.rules.quantities import BaselineValue, Live
 from kneewatch.rules.rule import Severity
@@ -137,10 +140,6 @@ STEADY_BY_DESIGN = (
 ).assume(unknown=False)
 """The queue moves as fast as usual, and neither grows nor drains, and no quiet time was seen:
 callers that wait for their turn, as those of a batch do. Nothing says that they expect less."""
-
-KV_CLAIMED = Live("kv_claimed_ratio")
-KV_TAKEN = FirstOf((KV_CLAIMED, KV_USAGE))
-"""What admission counts as taken: some engines keep blocks free for what requests may generate."""
 
 FULL_BY_CLAIMS = ((KV_CLAIMED >= 0.95) & (KV_USAGE < 0.85)).assume(unknown=False)
 
@@ -348,7 +347,6 @@ batch generates a third more tokens/s. And the engine does not lose speed at equ
 STEPS_ARE_FAST = (
     (ITL_DRIFT < SLOW_FROM_DRIFT) | SEATS_PAY | (~ITL_DRIFT.known & STEPS_ARE_SHORT)
 ) & ~(is_bound("compute") | is_bound("memory"))
-KV_HAS_ROOM = KV_TAKEN < 0.8
 
 BATCH_LIMIT_BINDS = (PINNED & KV_HAS_ROOM & STEPS_ARE_FAST).assume(unknown=False)
 """The batch stays at its maximum, although the KV cache has room and steps are fast.

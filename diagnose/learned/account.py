@@ -22,6 +22,7 @@ from kneewatch.diagnose.account_signals import (
     COMPUTED,
     DEMAND,
     DRAFTS,
+    GIVEN_UP_MAX,
     HITS,
     LEARNED_FROM,
     MOVED_FOR,
@@ -81,10 +82,6 @@ BUSY_MAX = 0.75
 """For the wait of prompts for one another, they never take a larger share of the engine's time."""
 
 STEP_NOISE, PREFILL_NOISE = 0.06, 0.12
-
-GIVEN_UP_MAX = 0.2
-"""If clients give up a larger share of calls, the work is unknown: vLLM counts no prompt tokens of
-a request that has no first token."""
 
 SAMPLES_TOLD = 20
 """More samples are told as this many."""

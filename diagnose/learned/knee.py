@@ -11,9 +11,9 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from kneewatch.diagnose.account_signals import GIVEN_UP_MAX
 from kneewatch.diagnose.capacity import STEPS_PER_DOUBLING, LearnedKnee, Range
 from kneewatch.diagnose.latency_split import alike
-from kneewatch.diagnose.learned.account import GIVEN_UP_MAX
 from kneewatch.rules.facts import Targets
 
 MEASURED = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
