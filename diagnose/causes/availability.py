@@ -19,7 +19,6 @@ from kneewatch.diagnose.causes.common_conditions import (
     GIANTS_BLOCK,
     ITL_DRIFT,
     KV_HAS_ROOM,
-    KV_USAGE,
     QUEUED,
     RUNNING,
     UNMOVED,
@@ -48,8 +47,7 @@ STARTS = (("start_s", "the start"), ("weights_load_s", "loading the weights"))
 """Signals of a start's duration, which some engines show."""
 
 RESTART_NOTED_S = 60.0
-DOWN_WARNING_FAILURES = 2
-DOWN_CRITICAL_FAILURES = 3
+DOWN_WARNING, DOWN_CRITICAL = 2, 3
 START_S, STARTS_MAX_S = 300.0, 1800.0
 """How long, in seconds, an idle server may be away for a planned restart.
 
@@ -207,14 +205,7 @@ ENGINE_STALLED = cause(
                 60.0,
                 1.5,
                 "no queued request had a first token for {value:s}; {running} run, at most half of "
-                "those that ran before",
-            ),
-            term(
-                KV_USAGE,
-                0.8,
-                0.3,
-                "KV cache {value:%} full (mean), and steps are as fast as usual",
-                below=True,
+                "those that ran before; KV cache {kv_usage_avg_ratio:%} full (mean)",
             ),
         ),
         severity=Severity.CRITICAL,
@@ -313,14 +304,7 @@ def engine_restarted(facts: Facts) -> Cause | None:
     ago_s = facts.now_s - within_hour[-1].t_s
     at_once = sum(facts.now_s - each.t_s <= CRASH_LOOP_S for each in within_hour)
     broke_off = sum(each.broke_off for each in within_hour)
-    severity = max(
-        Severity.INFO if at_once < 2 else Severity.WARNING if at_once < 3 else Severity.CRITICAL,
-        Severity.INFO
-        if broke_off < CRASHES_WARNING
-        else Severity.WARNING
-        if broke_off < CRASHES_CRITICAL
-        else Severity.CRITICAL,
-    )
+    severity = max(_severity(at_once), _severity(broke_off, CRASHES_WARNING, CRASHES_CRITICAL))
     if severity == Severity.INFO and ago_s > RESTART_NOTED_S * facts.scale:
         return None
     loop, many = "", len(within_hour) if broke_off >= CRASHES_WARNING else at_once
@@ -414,7 +398,7 @@ def metrics_missing(
     absent = [metric for metric in metrics if metric not in impossible]
     lacks = [f"The page lacks {', '.join(absent)}"] if absent else []
     why = "; ".join([*lacks, *_impossible_values(metrics, impossible)])
-    severity = Severity.CRITICAL if blind >= DOWN_CRITICAL_FAILURES else Severity.WARNING
+    severity = Severity.CRITICAL if blind >= DOWN_CRITICAL else Severity.WARNING
     summary = f"{why}: {', '.join(lacking)} cannot be judged."
     lever = switch_on or NO_STATISTICS if absent else CHECK_PAGE
     if unused and absent == metrics and set(lacking) == set(SIGHT):
@@ -457,10 +441,10 @@ def vanished(engine: str, scrapes: int, last_s: float, *, successor: str | None)
     )
 
 
-def _severity(failures: int) -> Severity:
-    if failures >= DOWN_CRITICAL_FAILURES:
+def _severity(count: int, warning: int = DOWN_WARNING, critical: int = DOWN_CRITICAL) -> Severity:
+    if count >= critical:
         return Severity.CRITICAL
-    return Severity.WARNING if failures >= DOWN_WARNING_FAILURES else Severity.INFO
+    return Severity.WARNING if count >= warning else Severity.INFO
 
 
 def restart_patience_s(longest_start_s: float) -> float:

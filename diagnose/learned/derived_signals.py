@@ -394,9 +394,6 @@ class Streaks:
 STOP_MIN_S = 10.0
 """Shorter stops are pauses of streams."""
 
-FEW_RUN = 0.5
-"""Seats are free if at most this share of the most requests that ran at once run now."""
-
 OVERDUE, APART_MAX_S = 1.3, 600.0
 """Stops recur until the next one is overdue by this ratio; stops that are further apart do not."""
 
@@ -483,7 +480,7 @@ class Progress:
         many ran as this process has run at once; empty otherwise."""
         running, queued = signals.get("running") or 0.0, signals.get("waiting_by_capacity") or 0.0
         self._most = max(self._most, running)
-        if values.arrivals != 0.0 or queued < 1 or not 1 <= running <= FEW_RUN * self._most:
+        if values.arrivals != 0.0 or queued < 1 or not 1 <= running <= self._most / 2:
             self._admitted_s = now_s
         unadmitted_s = now_s - self._admitted_s
         return {UNADMITTED: unadmitted_s} if unadmitted_s > 0.0 else {}

@@ -129,9 +129,8 @@ def more_replicas(context: LeverContext) -> Advice | None:
 def _wait(context: LeverContext, ratio: float) -> Advice:
     """No change: the present replicas serve more than arrives, and drain the backlog."""
     words, backlog = backlog_of(context, context.server.replicas)
-    arrive = f"Requests arrive at {about(ratio)}x the rate that {_have(context)} can serve."
-    if ratio < HARDLY_ANY:
-        arrive = "Hardly any request arrives."
+    rate = f"Requests arrive at {about(ratio)}x the rate that {_have(context)} can serve."
+    arrive = rate if ratio >= HARDLY_ANY else "Hardly any request arrives."
     return advice(
         context,
         "backlog-drains",
