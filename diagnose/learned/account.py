@@ -183,15 +183,16 @@ class Account:
 
     def unknown(self, now_s: float) -> list[str]:
         """A line with what the account cannot tell about the speed; empty if there is none."""
-        since_s = self._steps.since_s
         if self.values.get(SPEED) is None:
+            if any(sample.work.hides_recomputed for sample in self._recent):
+                return [f"{SPEED}: preempted requests are computed again, and no metric counts it"]
             ratios = self._ratios()
             if ratios is None or ratios[0] >= CHANGED_FROM:
                 return []
             return [f"{SPEED}: steps of the present work were not seen in quiet times"]
-        if now_s - since_s >= YOUNG_S:
+        if now_s - self._steps.since_s >= YOUNG_S:
             return []
-        at = clock(to_ms(since_s))[:5]
+        at = clock(to_ms(self._steps.since_s))[:5]
         return [
             f"{SPEED}: compared with times since {at} only; an engine that is slow from its start "
             "on looks as usual"

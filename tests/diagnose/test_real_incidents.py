@@ -22,3 +22,10 @@ def test_a_forecast_reaches_the_autoscaler_before_harm_and_is_taken_back() -> No
     climbing, stays = said(ramp), said(ended)
     assert {recommended_replicas(diagnosis, 1) for diagnosis in climbing.judged} == {2.0}
     assert {recommended_replicas(diagnosis, 1) for diagnosis in stays.judged} == {1.0}
+
+
+def test_an_unknown_speed_has_a_reason_where_requests_are_preempted() -> None:
+    (full,) = (each for each in INCIDENTS if each.name == "256 callers, 72 fit")
+    for diagnosis in said(full).judged:
+        assert diagnosis.values["engine_speed_ratio"] is None
+        assert any("no metric counts it" in line for line in diagnosis.unknown)
