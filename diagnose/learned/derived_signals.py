@@ -482,8 +482,7 @@ class Progress:
         self._most = max(self._most, running)
         if values.arrivals != 0.0 or queued < 1 or not 1 <= running <= self._most / 2:
             self._admitted_s = now_s
-        unadmitted_s = now_s - self._admitted_s
-        return {UNADMITTED: unadmitted_s} if unadmitted_s > 0.0 else {}
+        return {UNADMITTED: now_s - self._admitted_s} if now_s > self._admitted_s else {}
 
     def _has_requests(self, signals: Signals) -> bool:
         """Whether requests are in flight, by the gauges or at the API server's door."""
