@@ -29,3 +29,14 @@ def test_an_unknown_speed_has_a_reason_where_requests_are_preempted() -> None:
     for diagnosis in said(full).judged:
         assert diagnosis.values["engine_speed_ratio"] is None
         assert any("no metric counts it" in line for line in diagnosis.unknown)
+
+
+def test_prompts_from_another_tier_are_not_computed_here() -> None:
+    """Before vLLM 0.16 no metric says which prompt tokens were computed."""
+    (decodes,) = (each for each in INCIDENTS if each.source == "vllm 40364")
+    *_, last = given = said(decodes).diagnoses
+    shown = [
+        (each.values["computed_prompt_tokens_per_s"], each.values["hits_moved_ratio"])
+        for each in (given[40], last)
+    ]
+    assert shown == [(pytest.approx(0.0), 1.0), (pytest.approx(6000.0), 0.5)]
