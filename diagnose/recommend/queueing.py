@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from math import exp, floor, log, sqrt
+from functools import cached_property, lru_cache
+from math import erfc, exp, floor, log, sqrt
 from statistics import NormalDist, mean, median, stdev
 from typing import Literal
 
@@ -127,6 +127,9 @@ ALIKE = 0.05
 """The least squared coefficient of variation of prompts: a gamma distribution needs one."""
 
 HALVINGS = 24
+
+Latency = Literal["itl", "ttft"]
+BOUNDS_S: Mapping[Latency, Sequence[float]] = {"itl": ITL_BOUNDS_S, "ttft": TTFT_BOUNDS_S}
 FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s", "requests_per_s")
 
 
@@ -157,6 +160,7 @@ class Steps(Struct, frozen=True):
     varies: float = 0.0
     chunks: int = 1
 
+    @lru_cache(maxsize=256)  # noqa: B019 - the windows of a server are the same for each lever
     def itl_p99_s(self) -> float:
         """The step of a hundred that is longest: one with prompts, unless these are rare."""
         per_step = self.per_s * self.chunks * self.itl_s
@@ -186,6 +190,10 @@ class Steps(Struct, frozen=True):
         spread = variance / mean_s**2 / 9
         return mean_s * max(0.0, 1 - spread + Z_99 * sqrt(spread)) ** 3
 
+    def p99_s(self, name: Latency, outside_s: float) -> float:
+        """That of ITL or of TTFT."""
+        return self.itl_p99_s() if name == "itl" else self.ttft_p99_s(outside_s)
+
 
 def _longer_ratio(length: float, per_step: float, varies: float) -> float:
     """The share of steps whose prompts together take longer than `length`, in units of a prompt's
@@ -196,9 +204,7 @@ def _longer_ratio(length: float, per_step: float, varies: float) -> float:
         chance *= per_step / prompts
         shape = prompts / varies
         near = 1 / (9 * shape)
-        ratio += chance * (
-            1 - NormalDist().cdf(((length / shape) ** (1 / 3) - 1 + near) / sqrt(near))
-        )
+        ratio += chance * erfc(((length / shape) ** (1 / 3) - 1 + near) / sqrt(2 * near)) / 2
     return ratio
 
 
@@ -223,34 +229,32 @@ def tails(
     numbers: dict[str, float] = {}
     outside_s = max(0.0, speed.ttft_s - speed.itl_s - speed.prompt_s)
     means = {"itl": speed.itl_s, "ttft": 0.0 if queues else speed.ttft_s}
-    computed = {"itl": steps.itl_p99_s(), "ttft": steps.ttft_p99_s(outside_s)}
     for name in BOUNDS_S:
         if not means[name]:
             continue
         windows = [] if curve is None else _windows(curve, name, steps, speed)
-        near = [
-            each for each in windows if running / NEAR_RATIO <= each.batch <= running * NEAR_RATIO
-        ]
+        windows.sort(key=lambda each: abs(log(each.batch / running)))
+        near = [each for each in windows if 1 / NEAR_RATIO <= each.batch / running <= NEAR_RATIO]
         if len(near) >= WINDOWS_MIN:
-            own_s, ratios = means[name], _ratios(near, "mean_s", means[name])
-            low, high = _next_ratio(ratios)
-            middle = median(ratios[:WINDOWS_MIN])
+            own_s, pairs = means[name], [(each.mean_s, each.p99_s) for each in near]
         else:
-            own_s, ratios = computed[name], _ratios(windows, "computed_s", computed[name])
-            middle = median(ratios[:WINDOWS_MIN]) if len(ratios) >= CALIBRATED_FROM else 1.0
-            low, high = (middle * ratio for ratio in SPREAD[name])
+            own_s = steps.p99_s(name, outside_s)
+            pairs = [
+                (each.steps.p99_s(name, each.outside_s), each.p99_s)
+                for each in windows[: 2 * WINDOWS_MIN]
+            ]
+        pairs.sort(key=lambda pair: abs(log(pair[0] / own_s)))
+        ratios = [p99_s / window_s for window_s, p99_s in pairs]
+        middle = median(ratios[:WINDOWS_MIN]) if len(ratios) >= CALIBRATED_FROM else 1.0
+        low, high = (middle * ratio for ratio in SPREAD[name])
+        if len(near) >= WINDOWS_MIN:
+            low, high = _next_ratio(ratios)
         if high <= WIDEST * low:
             numbers |= banded(name, own_s * middle, own_s * low, own_s * high)
     if waits is not None and waits.p99_s > 0:
         own_s = speed.ttft_s - waits.mean_s if queues else speed.ttft_s
         _add_wait(numbers, max(0.0, own_s), waits)
     return numbers
-
-
-BOUNDS_S: Mapping[Literal["itl", "ttft"], Sequence[float]] = {
-    "itl": ITL_BOUNDS_S,
-    "ttft": TTFT_BOUNDS_S,
-}
 
 
 def _add_wait(numbers: dict[str, float], own_s: float, waits: SeatQueue | CallerQueue) -> None:
@@ -264,9 +268,7 @@ def _add_wait(numbers: dict[str, float], own_s: float, waits: SeatQueue | Caller
     numbers |= banded("ttft", p99_s, low_s, high_s)
 
 
-def banded(
-    name: Literal["itl", "ttft"], p99_s: float, low_s: float, high_s: float
-) -> dict[str, float]:
+def banded(name: Latency, p99_s: float, low_s: float, high_s: float) -> dict[str, float]:
     """A predicted P99 with its band, to the bounds of its buckets: a histogram shows no more."""
     bounds_s = BOUNDS_S[name]
     return {
@@ -282,15 +284,16 @@ def at_most(tails_s: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Window(Struct, frozen=True):
-    """A window's batch, its mean, and its P99 as measured and as computed from its steps."""
+    """A window's batch and steps, and the mean and P99 that it measured, in seconds."""
 
     batch: float
+    steps: Steps
+    outside_s: float
     mean_s: float
-    computed_s: float
     p99_s: float
 
 
-def _windows(curve: CurveLearner, name: str, steps: Steps, speed: Latencies) -> list[_Window]:
+def _windows(curve: CurveLearner, name: Latency, steps: Steps, speed: Latencies) -> list[_Window]:
     """The windows that show the P99 of TTFT or ITL, as with prompts like those of `steps`."""
     windows: list[_Window] = []
     columns = (curve.column(field) for field in FIELDS)
@@ -300,23 +303,13 @@ def _windows(curve: CurveLearner, name: str, steps: Steps, speed: Latencies) -> 
         # A comparison with NaN is false.
         if not (prefill_s > 0 and itl_s > 0 and per_s > 0):  # with preemptions
             continue
-        own = Steps(itl_s, max(0.0, prefill_s - itl_s), per_s, steps.varies, steps.chunks)
-        if name == "itl" and itl_p99_s > 0:
-            windows.append(_Window(max(batch, 1.0), itl_s, own.itl_p99_s(), itl_p99_s))
-        if name == "ttft" and ttft_p99_s > 0 and outside_s >= 0:  # without a queue
-            # As the mean is predicted: what varies outside the engine is in the band.
-            mean_s = prefill_s + (outside_s if speed.outside_s is None else speed.outside_s)
-            windows.append(_Window(max(batch, 1.0), mean_s, own.ttft_p99_s(outside_s), ttft_p99_s))
+        # As the mean is predicted: what varies outside the engine is in the band.
+        beside_s = outside_s if speed.outside_s is None else speed.outside_s
+        mean_s, p99_s = (itl_s, itl_p99_s) if name == "itl" else (prefill_s + beside_s, ttft_p99_s)
+        if p99_s > 0 and (name == "itl" or outside_s >= 0):  # without a queue
+            own = Steps(itl_s, max(0.0, prefill_s - itl_s), per_s, steps.varies, steps.chunks)
+            windows.append(_Window(max(batch, 1.0), own, outside_s, mean_s, p99_s))
     return windows
-
-
-def _ratios(windows: Sequence[_Window], of: str, near_s: float) -> list[float]:
-    """Measured P99 over the mean, or over the computed one, the nearest of them first."""
-    pairs = sorted(
-        ((getattr(each, of), each.p99_s) for each in windows),
-        key=lambda pair: abs(log(pair[0] / near_s)),
-    )
-    return [p99_s / own_s for own_s, p99_s in pairs]
 
 
 def _next_ratio(ratios: Sequence[float]) -> tuple[float, float]:
