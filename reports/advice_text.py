@@ -143,7 +143,7 @@ def moved(recommendation: Advice) -> list[tuple[str, str, str]]:
             recommendation.before.get(key),
         )
         row = label, "" if before is None else formatted(before), after
-        rows += [row] if after and row[1] != after else []
+        rows += [row] if after and row[1] != after.partition(" (")[0] else []
     return rows
 
 

@@ -12,7 +12,7 @@ from kneewatch.diagnose.latency_split import Changed, Restarted
 from kneewatch.diagnose.ranking import BY_ID, ENGINE_RESTARTED
 from kneewatch.diagnose.recommend.advice import Advice, FlagChange
 from kneewatch.diagnose.verdict_json import change_words
-from kneewatch.reports.advice_text import rows, stop_gap
+from kneewatch.reports.advice_text import numbers_words, rows, stop_gap
 from kneewatch.reports.diagnosis_text import Style, markdown, text
 from kneewatch.rules.formatting import clock
 from kneewatch.rules.rule import WINDOW_S, Severity
@@ -207,3 +207,12 @@ def test_every_cause_to_act_on_has_a_stop_gap_in_plain_text() -> None:
     assert pages["kv_pressure"][1] == "Stop batch jobs and very long prompts first."
     assert not [step for steps in pages.values() for step in steps if re.search(r"[`\]]|\n", step)]
     assert stop_gap("of_another_version") == ()
+
+
+def test_a_p99_is_shown_with_its_band_or_its_upper_end() -> None:
+    before = {"ttft_p99_s": 9.9, "itl_p99_s": 0.2}
+    band = {"ttft_p99_s": 5.7, "ttft_p99_low_s": 2.5, "ttft_p99_high_s": 7.5}
+    words = numbers_words(Advice(id="x", before=before, predicted={**band, "itl_p99_high_s": 0.25}))
+    assert words == "TTFT P99 9.9 s -> 5.7 s (2.5 s to 7.5 s); ITL P99 200 ms -> at most 250 ms"
+    same = Advice(id="x", before=before, predicted={**band, "ttft_p99_s": 9.9})
+    assert numbers_words(same) == "", "as before: no news"
