@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from math import exp, inf, isfinite, sqrt
-from statistics import fmean, linear_regression
+from operator import mul
+from statistics import fmean
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -423,26 +425,25 @@ class _Fit(Struct, frozen=True):
 
 def _fit(bins: Sequence[_Bin]) -> _Fit:
     """The best least-squares fit: a line, or a level that a line follows."""
-    times, values = [part.t_s - bins[-1].t_s for part in bins], [part.mean for part in bins]
-    count = len(bins)
-    lines = [
-        _level_and_line(times, values, begin) for begin in range(PART_MIN, count - PART_MIN + 1)
-    ]
-    best = min(line(times, values), *lines)
+    count, mean = len(bins), fmean([part.mean for part in bins])
+    times, values = [part.t_s - bins[-1].t_s for part in bins], [part.mean - mean for part in bins]
+    best = min(line(times, values), *_levels_and_lines(times, values))
     squares_left, begin, slope, error_unit, level, begin_s = best
     late = (count - begin) // 2
     late_mean = fmean(values[-late:])
     rise = late_mean - fmean(values[begin : begin + late])
     line_rise = slope * (fmean(times[-late:]) - fmean(times[begin : begin + late]))
-    step = min(_scatter(values[:at]) + _scatter(values[at:]) for at in range(1, count))
+    sums = enumerate(accumulate(values[:-1]), 1)
+    apart = max([total * total * (1 / at + 1 / (count - at)) for at, total in sums])
+    step = sum(map(mul, values, values)) - apart
     return _Fit(
-        level,
+        mean + level,
         slope,
         error_unit,
         -begin_s,
-        fmean(values),
+        mean,
         squares_left / (count - 3),
-        late_mean,
+        mean + late_mean,
         late,
         step <= NO_STEP * squares_left or rise < LATE_RISE * line_rise,
     )
@@ -455,25 +456,28 @@ the time at which the line begins. The slope's error is for bins with an error o
 
 def line(times: Sequence[float], values: Sequence[float]) -> _Candidate:
     """The least-squares line through all points."""
-    mean_s = fmean(times)
-    slope, level = linear_regression(times, values)
-    left = sum((v - level - slope * t) ** 2 for t, v in zip(times, values, strict=True))
-    return left, 0, slope, sqrt(1 / sum((t - mean_s) ** 2 for t in times)), level, times[0]
+    mean_s, mean = fmean(times), fmean(values)
+    away_s = [t - mean_s for t in times]
+    spread = sum(map(mul, away_s, away_s))
+    slope = sum(map(mul, away_s, values)) / spread
+    left = sum([(v - mean - slope * t) ** 2 for t, v in zip(away_s, values, strict=True)])
+    return left, 0, slope, sqrt(1 / spread), mean - slope * mean_s, times[0]
 
 
-def _level_and_line(times: Sequence[float], values: Sequence[float], begin: int) -> _Candidate:
-    """The mean of the points before `begin`, followed by a line from this mean at the last of
-    them."""
-    base, from_s = fmean(values[:begin]), times[begin - 1]
-    points = [(t - from_s, v - base) for t, v in zip(times[begin:], values[begin:], strict=True)]
-    spread = sum(t * t for t, _ in points)
-    slope = sum(t * v for t, v in points) / spread
-    left = _scatter(values[:begin]) + sum((v - slope * t) ** 2 for t, v in points)
-    error_unit = sqrt(1 / spread + (sum(t for t, _ in points) / spread) ** 2 / begin)
-    return left, begin, slope, error_unit, base - slope * from_s, from_s
-
-
-def _scatter(values: Sequence[float]) -> float:
-    """The squared residuals of a level."""
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values)
+def _levels_and_lines(times: Sequence[float], values: Sequence[float]) -> Iterator[_Candidate]:
+    """Yields, for each point at which a line may begin, the mean of the points before it, followed
+    by a line from this mean at the last of them. All sums are running sums."""
+    pairs = (times, times), (times, values), (values, values)
+    columns = map(accumulate, (times, values, *(map(mul, *pair) for pair in pairs)))
+    before = list(zip(*columns, strict=True))
+    all_t, all_v, all_tt, all_tv, all_vv = before[-1]
+    for begin in range(PART_MIN, len(times) - PART_MIN + 1):
+        t, v, tt, tv, _ = before[begin - 1]
+        from_s, base, count = times[begin - 1], v / begin, len(times) - begin
+        away_s, above = all_t - t - count * from_s, all_v - v - count * base
+        spread = all_tt - tt - from_s * (all_t - t + away_s)
+        product = all_tv - tv - from_s * (all_v - v) - base * away_s
+        slope = product / spread
+        left = max(0.0, all_vv - v * base - base * (all_v - v + above) - slope * product)
+        error_unit = sqrt(1 / spread + (away_s / spread) ** 2 / begin)
+        yield left, begin, slope, error_unit, base - slope * from_s, from_s
