@@ -22,6 +22,7 @@ from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
 from kneewatch.diagnose.recommend.prediction import After, predicted
+from kneewatch.diagnose.recommend.step_times import StepTimes
 from kneewatch.diagnose.verdict import Verdict
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import PAGE
@@ -75,7 +76,8 @@ def told(
         values = left_out.values
         facts = Facts(values, Targets(), config=PAGE, now_s=of[-1].t_s, window_s=window_s)
         load = demand(values, SERVER)
-        context = LeverContext("kv_pressure", facts, SERVER, load, curve=curve)
+        steps = StepTimes.of(curve, facts.now_s)
+        context = LeverContext("kv_pressure", facts, SERVER, load, curve=curve, own_steps=steps)
         numbers = predicted(context, After())
         for key in ("itl_p99", "ttft_p99"):
             was_s, said_s = values.get(f"{key}_s"), numbers.get(f"{key}_s")

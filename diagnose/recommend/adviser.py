@@ -51,6 +51,7 @@ from kneewatch.diagnose.recommend.ledger import (
 from kneewatch.diagnose.recommend.past_advice import AdviceTracker, HeldAdvice
 from kneewatch.diagnose.recommend.prediction import After, predicted
 from kneewatch.diagnose.recommend.serve_command import with_command
+from kneewatch.diagnose.recommend.step_times import StepTimes
 from kneewatch.diagnose.sizing.replica_count import SAFETY_DEFAULT
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.formatting import duration, figure, percent, stated_duration
@@ -377,6 +378,7 @@ def recommend(
         facts = replace(facts, values=plain)
     demand_now = demand(facts.values, server, trend)
     pinned = floor(facts.get("running_max")) if "admission_limit" in causes else None
+    own_steps = None if curve is None else StepTimes.of(curve, facts.now_s)
     chosen: dict[frozenset[str], Advice] = {}
     for cause in causes:
         incident = incidents.setdefault(cause, HeldAdvice(whole_s=facts.now_s + facts.window_s))
@@ -392,6 +394,7 @@ def recommend(
             sized,
             weekly_peak_requests=weekly_peak_requests,
             curve=curve,
+            own_steps=own_steps,
             held=held,
             pinned=pinned,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from math import ceil, floor, inf, isfinite
 
 from msgspec import Struct, field
@@ -50,10 +49,11 @@ changed."""
 SETTLE_WORDS = f"within {VERIFY_S / 60:.0f} minutes at the same load"
 
 
-class LeverContext(Struct, frozen=True, dict=True):
+class LeverContext(Struct, frozen=True):
     """One cause on one engine: the cause's id, the signals, the server and the load.
 
     `curve` has the windows that this engine was measured in; None for an engine without history.
+    `own_steps` are the step times in them; None if they are too few.
     `memo` caches values that several levers need. `weekly_peak_requests` is the most requests that
     ran or waited on this engine at once within the last week; None without a week of history.
     `held` has the values by lever that were recommended before in this incident. `pinned` is the
@@ -67,13 +67,9 @@ class LeverContext(Struct, frozen=True, dict=True):
     memo: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     weekly_peak_requests: float | None = None
     curve: CurveLearner | None = None
+    own_steps: StepTimes | None = None
     held: Mapping[str, Value] = field(default_factory=dict[str, Value])
     pinned: int | None = None
-
-    @cached_property
-    def own_steps(self) -> StepTimes | None:
-        """The step times that this engine measured itself; None if it measured too few."""
-        return None if self.curve is None else StepTimes.of(self.curve, self.facts.now_s)
 
     @property
     def seats(self) -> int | None:
