@@ -152,6 +152,10 @@ class SimulatedMoment:
                 clocks = scraped.now("DCGM_FI_DEV_SM_CLOCK", at_s)
                 one = key == "gpus"
                 return [Sample(each.labels, 1.0 if one else each.value) for each in clocks]
+            case "usual_clock_mhz":
+                rows = scraped.named("DCGM_FI_DEV_SM_CLOCK")
+                over = ((row, [value for _, value in row.over(at_s, 86_400.0)]) for row in rows)
+                return [Sample(row.labels, max(values)) for row, values in over if values]
             case "temperature_c":
                 return scraped.now("DCGM_FI_DEV_GPU_TEMP", at_s)
             case "xid" | "xid_new":

@@ -42,7 +42,7 @@ from kneewatch.diagnose import gpu as health
 from kneewatch.diagnose.fleet.inventory import USUAL_SIGNALS, Key, Labels
 from kneewatch.diagnose.fleet.workload_drift import SIGNALS as LENGTH_SIGNALS
 from kneewatch.diagnose.lengths import METRICS
-from kneewatch.rules.rule import HOUR_S, WEEK_S
+from kneewatch.rules.rule import DAY_S, HOUR_S, WEEK_S
 
 PRESENCE, QUEUED = "num_requests_running", "num_requests_waiting"
 BACKLOG_RATIO = 0.05
@@ -78,6 +78,9 @@ GPUS: Mapping[str, tuple[str, str]] = {
     "temperature_c": ("max", "DCGM_FI_DEV_GPU_TEMP"),
 }
 """GPU signals: how they are aggregated over the GPUs of a replica, and the DCGM field."""
+
+USUAL_MHZ = "usual_clock_mhz"
+"""The highest clock of an engine's GPUs within a day."""
 
 XID, XID_NEW, XID_WORKED = XIDS = "xid", "xid_new", "xid_worked"
 """For each GPU with an XID: the last XID, whether it occurred within the hour, and whether the GPU
@@ -223,6 +226,15 @@ def hourly_queries(scope: QueryScope) -> Mapping[str, str]:
             lambda dialect: dialect.folded(f"{{}} offset {duration(HOUR_S)}", PRESENCE)
         ),
     }
+
+
+@of_scope
+def usual_clock(scope: QueryScope) -> str:
+    """A query for the highest clock of GPUs within a day, every few minutes."""
+    over = f"max_over_time({{}}[{duration(DAY_S)}:{duration(SCRAPES_OVER_S)}])"
+    return (
+        f"max by ({', '.join(GPU_LABELS)}) ({_gpu_series(health.CLOCK, scope.selector, of=over)})"
+    )
 
 
 SCRAPES_OVER_S = 300.0

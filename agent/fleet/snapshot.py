@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from math import inf, isfinite
@@ -34,7 +35,7 @@ from kneewatch.collector.prometheus.client import PrometheusSource, SourceSettin
 from kneewatch.collector.prometheus.responses import Piece, Sample, pieces, steps_of
 from kneewatch.collector.signals.promql import range_s
 from kneewatch.collector.signals.routers import router_queries
-from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
+from kneewatch.diagnose.deployment.server_state import CLOCK_SEEN, GpuState, XidSeen
 from kneewatch.diagnose.diagnosis_config import Profile
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import (
@@ -496,22 +497,38 @@ Values = dict[Key, dict[str, float]]
 
 
 def readings_of(
-    gpus: Values, faulty_gpus: Mapping[Key, tuple[GpuState, ...]]
+    shape: Shape, gpus: Values, faulty_gpus: Mapping[Key, tuple[GpuState, ...]]
 ) -> dict[Key, GpuReading]:
-    """The GPUs of each engine that report an XID. If DCGM does not name the pod, they may be
-    another's."""
+    """The GPUs of each engine that report an XID, and the clock where no other replica shows what
+    is usual. If DCGM does not name the pod, they may be another's."""
+    replicas = Counter(group for group, _ in {(m.group, m.replica) for m in shape.members})
     return {
-        key: GpuReading(unknown=(), guess=queries.COUNTED not in gpus[key], states=states)
-        for key, states in faulty_gpus.items()
+        member.key: GpuReading(
+            unknown=(),
+            guess=queries.COUNTED not in gpus[member.key],
+            states=(
+                *faulty_gpus[member.key],
+                *(_clocked(member, gpus[member.key]) if replicas[member.group] == 1 else ()),
+            ),
+        )
+        for member in shape.members
+        if member.key in faulty_gpus
     }
+
+
+def _clocked(member: Member, figures: Mapping[str, float]) -> Iterator[GpuState]:
+    """Yields the state of the slowest of an engine's GPUs."""
+    now_mhz, usual_mhz = figures.get("sm_clock_mhz"), figures.get(queries.USUAL_MHZ)
+    if now_mhz is not None and usual_mhz is not None:
+        clock_hz = dict.fromkeys(("gpu_sm_clock_hz", "gpu_sm_clock_most_hz"), 1e6 * now_mhz)
+        yield GpuState("", "", member.node, "", {**clock_hz, CLOCK_SEEN: 1e6 * usual_mhz})
 
 
 def faulty_gpus_at(moment: QueryMoment, scope: QueryScope, shape: Shape) -> dict[Key, GpuReading]:
     """The GPUs of each engine that report an XID at a moment."""
     asked = queries.gpu_queries(scope)
     answers = moment.instants({key: asked[key] for key in (queries.COUNTED, *XIDS)})
-    _, gpus, faulty = with_gpus(shape, answers)
-    return readings_of(gpus, faulty)
+    return readings_of(*with_gpus(shape, answers))
 
 
 def _with_pods(
@@ -522,19 +539,25 @@ def _with_pods(
     values: Values = {member.key: {} for member in shape.members}
     of_engines = kept.instants(
         moment,
-        {**queries.hourly_queries(scope), "images": queries.images()},
+        {
+            **queries.hourly_queries(scope),
+            "images": queries.images(),
+            queries.USUAL_MHZ: queries.usual_clock(scope),
+        },
         frozenset(values),
     )
     figures = {**of_engines, **moment.instants(queries.own_queries(scope))}
     images = images_of(shape.members, figures.pop("images"))
+    usual_mhz = {queries.USUAL_MHZ: figures.pop(queries.USUAL_MHZ)}
     for key, samples in figures.items():
         for sample in samples:
             engine = values.get(shape.key(sample.labels))
             if engine is not None and sample.value == sample.value:
                 engine[key] = sample.value
-    shape, gpus, faulty = with_gpus(shape, kept.instants(moment, queries.gpu_queries(scope)))
+    newest = kept.instants(moment, queries.gpu_queries(scope))
+    shape, gpus, faulty = with_gpus(shape, {**newest, **usual_mhz})
     observed = replace(observed, shape=shape, values=values, gpus=gpus, images=images)
-    return observed, readings_of(gpus, faulty)
+    return observed, readings_of(shape, gpus, faulty)
 
 
 def _no_series_error(source: PrometheusSource, config: FleetConfig) -> CollectError:

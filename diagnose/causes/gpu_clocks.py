@@ -132,7 +132,10 @@ def gpu_throttled(facts: Facts) -> Cause | None:
     slow = True if _LOSES_SPEED(facts) else False if _KEEPS_SPEED(facts) else None
     if facts.get("running_avg") < 1 and not slow:
         return None
-    working = [gpu for gpu in facts.gpus if gpu.get("busy_ratio") >= GPU_BUSY_FROM]
+    # A GPU whose load is unknown works while requests run on its engine.
+    unknown = GPU_BUSY_FROM if facts.get("running_avg") >= 1 else 0.0
+    busy = [(gpu, gpu.values.get("busy_ratio")) for gpu in facts.gpus]
+    working = [gpu for gpu, load in busy if (unknown if load is None else load) >= GPU_BUSY_FROM]
     judged = [_throttled(gpu, working, slow=bool(slow)) for gpu in working]
     throttled = [gpu for gpu in judged if gpu.matters]
     if not throttled:

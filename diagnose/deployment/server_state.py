@@ -143,8 +143,8 @@ class GpuState(Struct, frozen=True):
 
 
 def gpu_name(uuid: str, index: str, node: str) -> str:
-    """A GPU's name in messages: `GPU 3 of node-7`."""
-    gpu = f"GPU {index or uuid}"
+    """A GPU's name in messages: `GPU 3 of node-7`; without the number where it is unknown."""
+    gpu = f"GPU {index or uuid}".rstrip()
     return f"{gpu} of {node}" if node else gpu
 
 

@@ -145,7 +145,7 @@ class Aftermath:
         """The causes, without those that only say that requests wait, if they follow from what has
         ended and were not reported within a window."""
         waiting = facts.values.get("waiting") or 0.0
-        present = (cause.id for cause in causes if not cause.apart)
+        present = (each.id for each in causes if each.severity >= WARNING and not each.apart)
         if self._problems and self._problems.isdisjoint(present):
             self._left, self._grown = waiting, 0
             self._until_s = facts.now_s + facts.window_s

@@ -238,6 +238,11 @@ def vanished_causes(observed: Observed) -> list[FleetCause]:
     return [cause for pool in missed for cause in _vanished(pool)]
 
 
+def late_causes(observed: Observed) -> list[FleetCause]:
+    """A cause for each pool with targets that never answered and should serve by now."""
+    return [_loading(pool, pool.late) for pool in _pools(observed) if pool.late]
+
+
 def _is_missed(pool: _Pool, observed: Observed) -> bool:
     """Whether a pool has been without replicas for long enough, as far as Prometheus shows."""
     return pool.is_vanished and pool.unserved_s >= HELD_S and observed.is_scraping

@@ -8,7 +8,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from kneewatch.diagnose.account_signals import STALL
+from kneewatch.diagnose.account_signals import DRAINS, STALL
 from kneewatch.diagnose.catalogue.gpu_specs import recognise
 from kneewatch.diagnose.catalogue.models import known_model
 from kneewatch.diagnose.causes.evidence import Facts
@@ -351,7 +351,7 @@ def _engines_ratio(tier: Tier, *, evicting: bool) -> float:
                 or any(BY_ID[cause.id].queues for cause in engine.causes)
             )
             and not (engine.stage or 0) >= 2
-            and not engine.get(STALL)
+            and not (engine.get(STALL) or engine.get(DRAINS))
         ]
     return len(shown) / len(tier.engines)
 

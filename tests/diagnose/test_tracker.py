@@ -31,6 +31,16 @@ def test_a_cause_keeps_its_place_while_its_consequence_stands() -> None:
     assert [cause.id for cause in ended] == ["queue_saturation"], "nothing follows from it now"
 
 
+def test_a_throttled_gpu_ends_with_the_slow_steps_that_it_makes() -> None:
+    both = [CONCLUSIVE[each].causes()[each] for each in ("gpu_throttled", "slow_steps")]
+    tracker = CauseTracker[Cause](scale=1.0)
+    tracker.update(NOW_S - 30, both)
+    assert tracker.update(NOW_S, both) == tracker.update(NOW_S + 15, []) != []
+    assert len(tracker.update(NOW_S + 20, both[1:])) == 2
+    assert len(tracker.update(NOW_S + 40, both[1:])) == 2, "its clock is back, the window's is not"
+    assert tracker.update(NOW_S + 65, []) == []
+
+
 def test_a_cause_stays_for_a_minute_while_its_effect_on_latency_lasts() -> None:
     cause = CONCLUSIVE["slow_steps"].causes()["slow_steps"]
     tracker = CauseTracker[Cause](scale=1.0)
@@ -123,6 +133,16 @@ def test_what_comes_back_while_a_backlog_drains_is_told_again() -> None:
         later = replace(queued.but(waiting=50.0).facts(), now_s=NOW_S + 20.0)
         assert aftermath.without(later, [queue]) == [each for each in reported if each is queue]
         assert aftermath.drains
+
+
+def test_a_backlog_drains_once_what_caused_it_is_only_noted() -> None:
+    fault = replace(CONCLUSIVE["gpu_fault"].causes()["gpu_fault"], severity=Severity.CRITICAL)
+    queued, aftermath = CONCLUSIVE["queue_saturation"], Aftermath()
+    noted = replace(fault, severity=Severity.INFO)
+    aftermath.reported(NOW_S, [fault])
+    causes = [noted, queued.causes()["queue_saturation"]]
+    assert aftermath.without(queued.but(waiting=60.0).facts(), causes) == [noted]
+    assert aftermath.drains
 
 
 def test_a_tail_that_a_draining_queue_leaves_is_not_reported() -> None:

@@ -254,7 +254,14 @@ class FilledHistory(History):
             self._engines[engine_id] = engine
         self._search.look(fill, names, self._of_fleet.known)
         for pool, known in self._of_fleet.outages.items():
-            engine = next(e for e in self._fleet.members if e.member.pool == pool)
+            # If a job serves several models, it is unknown which of them a target would serve.
+            engine = max(
+                self._fleet.members,
+                key=lambda e: (
+                    e.member.pool == pool,
+                    pool.endswith(e.member.labels.get("job", "?")),
+                ),
+            )
             name = EngineName(pool, engine.member.model, "", "")
             engine_id = fill.engine(name, self._grid.from_s)
             self._search.timeline(fill, name, known).finish()

@@ -288,7 +288,10 @@ class PeriodReader:
             begun=arrivals["begun"],
             queued=arrivals["queued"],
             begun_at=begun_at,
-            signs={key: finely.get(key, {}) for key in SIGNS},
+            signs={
+                **{key: finely.get(key, {}) for key in SIGNS},
+                queries.OPEN: self._of_processes(finely.get(queries.OPEN, {}), names),
+            },
             up=finely.get("up", {}),
             failed=finely.get("failed", {}),
             deleted=finely.get("deleted", {}),
@@ -407,11 +410,17 @@ class PeriodReader:
         namespaces = sorted({namespace_of(engine.member.labels) for engine in fleet.members} - {""})
         by_name["deleted"] = self._per_engine(partial(queries.deleted, namespaces), pod_key)
         names = of_process(asking.by)
-        by_name["starts"] = self._per_engine(
-            partial(queries.starts, asking),
-            partial(process_key, names=names),
-        )
+        for name, text in (("starts", queries.starts), (queries.OPEN, queries.open_files)):
+            by_name[name] = self._per_engine(
+                partial(text, asking), partial(process_key, names=names)
+            )
         return by_name
+
+    def _of_processes(self, rows: Rows, names: Sequence[str]) -> Rows:
+        """The rows of processes, by engine."""
+        members = (engine.member for engine in self._fleet.members)
+        by_engine = ((m.key, rows.get(process_key(m.labels, names))) for m in members)
+        return {key: row for key, row in by_engine if row is not None}
 
     def _curve(self, at: Steps) -> dict[Key, Signals]:
         """The windows for the latency curve, for some engines of each tier."""

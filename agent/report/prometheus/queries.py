@@ -16,6 +16,7 @@ from kneewatch.agent.fleet.queries import DELETED, GPU_LABELS, PRESENCE, AnswerL
 from kneewatch.agent.report.history import ReportProgress
 from kneewatch.agent.report.series import Floats
 from kneewatch.collector.errors import CollectError
+from kneewatch.collector.names.vllm_metrics import OF_THE_PAGE
 from kneewatch.collector.prometheus.client import PrometheusSource
 from kneewatch.collector.prometheus.responses import SAMPLES_MOST, Piece
 from kneewatch.collector.signals.expr import OverTime
@@ -137,7 +138,7 @@ def hour_runs(slots: Sequence[Slot]) -> list[Steps]:
 
 
 PREEMPTED, GENERATED_TOKENS, LATE, BEGUN = "preempted", "made", "late", "begun"
-ITL_MEAN, ERRORS = "itl_mean_s", "finished_error_per_s"
+ITL_MEAN, ERRORS, OPEN = "itl_mean_s", "finished_error_per_s", "open_files"
 GAUGES: Mapping[str, OverTime] = {
     RUNNING: OverTime("num_requests_running", "avg"),
     WAITING: OverTime("num_requests_waiting", "avg"),
@@ -272,6 +273,12 @@ def starts(asking: QueryScope, range_s: float) -> str:
     return f"max by ({by}) (last_over_time({series}[{duration(range_s)}]))"
 
 
+def open_files(asking: QueryScope, range_s: float) -> str:
+    """A query for the files and connections that each process holds open."""
+    series, by = asking.series("process_open_fds"), ", ".join(of_process(asking.by))
+    return f"max by ({by}) (avg_over_time({series}[{duration(range_s)}]))"
+
+
 def configs(asking: QueryScope, range_s: float) -> str:
     """A query for the cache configuration, which vLLM exports as labels."""
     return _either(
@@ -299,8 +306,8 @@ def gpus(key: str, range_s: float) -> str:
 
 def pages(asking: QueryScope, labels: Mapping[str, str], span_s: float) -> str:
     """A query for all raw samples of one target over `span_s` seconds."""
-    begins = "|".join(map(re.escape, asking.prefixes))
-    names = quoted(f"({begins}).+|process_start_time_seconds|up")
+    begins = "|".join(map(re.escape, (*asking.prefixes, *OF_THE_PAGE)))
+    names = quoted(f"({begins}).*|process_start_time_seconds|up")
     only = ",".join(f'{name}="{quoted(value)}"' for name, value in sorted(labels.items()))
     return f'{{__name__=~"{names}",{only}}}[{duration(span_s)}]'
 

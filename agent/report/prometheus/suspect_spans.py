@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kneewatch.agent.fleet.presence import DEFAULT_PATIENCE_S, PATIENCE_S
 from kneewatch.agent.fleet.snapshot import FleetConfig, observe
 from kneewatch.agent.report.prometheus import queries
 from kneewatch.agent.report.prometheus.inventory import ReportedFleet, TargetScrapes, TierEngine
@@ -21,6 +22,7 @@ from kneewatch.agent.report.prometheus.queries import (
     ERRORS,
     GENERATED_TOKENS,
     LATE,
+    OPEN,
     PREEMPTED,
     Ranges,
     Rows,
@@ -30,26 +32,28 @@ from kneewatch.agent.report.series import Floats, Truths, runs
 from kneewatch.collector.errors import CollectError
 from kneewatch.diagnose.causes.availability import CRASH_LOOP_S
 from kneewatch.diagnose.causes.clients import FAILED_FROM
-from kneewatch.diagnose.fleet.absence import HELD_S, vanished_causes
+from kneewatch.diagnose.fleet.absence import HELD_S, OF_A_POOL, late_causes, vanished_causes
 from kneewatch.diagnose.fleet.diagnosis import diagnose
 from kneewatch.diagnose.fleet.inventory import Key, Observed, Past
 from kneewatch.diagnose.fleet.outliers import PEERS_MIN, SAME_ARRIVALS, SLOWER, TAKES_ALL
 from kneewatch.diagnose.fleet.tier import FleetCause
+from kneewatch.diagnose.learned.derived_signals import OPEN_MIN
 from kneewatch.diagnose.ranking import ENGINE_RESTARTED
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.reports.weekly.measures import RUNNING, WAITING
 from kneewatch.rules.cascade import PREEMPTIONS_MIN, QUEUE_SHARE_OF_RUNNING
-from kneewatch.rules.rule import QUEUED_MIN
+from kneewatch.rules.rule import HOUR_S, QUEUED_MIN
 
-DOWN, FAILING, PREEMPTING, STALLED, QUEUED, TOO_LATE = (
+DOWN, FAILING, PREEMPTING, STALLED, HIDDEN, QUEUED, TOO_LATE = (
     "scrapes fail",
     "requests fail",
     "requests are preempted",
     "no tokens are generated",
+    "calls stay open and no tokens are generated",
     "requests are queued",
     "first tokens are late",
 )
-ORDER = (DOWN, STALLED, FAILING, PREEMPTING, TOO_LATE, QUEUED)
+ORDER = (DOWN, STALLED, HIDDEN, FAILING, PREEMPTING, TOO_LATE, QUEUED)
 """Signs of trouble, the most urgent first."""
 
 CAUSES: Mapping[str, str] = {
@@ -128,8 +132,8 @@ def _harm_requests(
     missed = np.zeros(at.count)
     if DOWN in signs and scrapes is not None:
         missed = np.where(signs[DOWN], 1 - scrapes.up, 0.0)
-    if STALLED in signs:
-        missed = np.maximum(missed, signs[STALLED])
+    for sign in (STALLED, HIDDEN):
+        missed = np.maximum(missed, signs.get(sign, False))
     return float(late + failed + preempted + queued + usual * missed[inside].sum())
 
 
@@ -146,6 +150,11 @@ def _signs(
         signs[PREEMPTING] = values[PREEMPTED] >= PREEMPTIONS_MIN
     if running is not None and GENERATED_TOKENS in values:
         signs[STALLED] = (running >= 1) & (values[GENERATED_TOKENS] == 0)
+        if OPEN in values:  # the gauges of an engine that hangs may show no request
+            idle = values[GENERATED_TOKENS] == 0
+            beside = values[OPEN] - running - np.nan_to_num(values.get(WAITING, running * 0))
+            level = np.nanmedian(beside[~idle]) if (~idle & ~np.isnan(beside)).any() else np.inf
+            signs[HIDDEN] = idle & (beside - level >= OPEN_MIN)
     if running is not None and waiting is not None:
         signs[QUEUED] = waiting >= np.maximum(QUEUED_MIN, QUEUE_SHARE_OF_RUNNING * running)
     if LATE in values and BEGUN in values:
@@ -204,9 +213,10 @@ SLOW_CAUSES = ("gpu_fault", "gpu_throttled", "bad_node")
 
 
 class FleetSpan(Struct, frozen=True):
-    """A time span, in Unix seconds, in which a pool lost all its replicas (`engine` is None), or in
-    which `engine` generated tokens more slowly than its peers, got all their requests, or started
-    anew as others did. One of `causes` may make it so.
+    """A time span, in Unix seconds, in which a pool lost all its replicas or a target that it is
+    named after never answered (`engine` is None), or in which `engine` generated tokens more slowly
+    than its peers, got all their requests, or started anew as others did. One of `causes` may make
+    it so.
 
     `goes_on`: the span lasts to the end of the period. `judged_s` are the first and the last moment
     at which fleet mode can judge the span.
@@ -240,6 +250,26 @@ def empty_spans(pools: Mapping[str, Sequence[Key]], running: Rows, at: Steps) ->
             goes_on = bool(run[-1] == at.count - 1)
             spans.append(FleetSpan(pool, None, from_s, to_s, goes_on, judged_s))
     return spans
+
+
+NEVER = (OF_A_POOL,)
+"""The cause of a target that never answered."""
+
+
+def silent_spans(up: Rows, at: Steps) -> Iterator[FleetSpan]:
+    """Yields the spans in which targets existed that never answered, for longer than any start may
+    take at least. `up` is the share of successful scrapes by target."""
+    for target, row in up.items():
+        seen = np.flatnonzero(~np.isnan(row))
+        if not len(seen) or row[seen].any():
+            continue
+        from_s, last_s = float(at.begins_s[seen[0]]), float(at.begins_s[seen[-1]])
+        if last_s - from_s >= PATIENCE_S[0]:
+            latest_s = min(last_s, from_s + HOUR_S - at.step_s)
+            judged_s = min(latest_s, from_s + DEFAULT_PATIENCE_S + at.step_s), latest_s
+            goes_on = bool(seen[-1] == at.count - 1)
+            name, to_s = " ".join(target), last_s + at.step_s
+            yield FleetSpan(name, None, from_s, to_s, goes_on, judged_s, NEVER)
 
 
 SLOW_LASTS_S = 300.0
@@ -343,8 +373,9 @@ class KnownCause(Struct, frozen=True):
 class FleetIncidents:
     """The causes in a period that fleet mode concludes.
 
-    `outages` are those of whole pools, by pool; `known` those of engines that differ from their
-    peers or restart. `left_out` is the number of suspect spans that were not judged.
+    `outages` are those of whole pools and of targets that never answered, by pool; `known` those of
+    engines that differ from their peers or restart. `left_out` is the number of suspect spans that
+    were not judged.
     """
 
     def __init__(self, ranges: Ranges, config: FleetConfig, fleet: ReportedFleet) -> None:
@@ -355,7 +386,9 @@ class FleetIncidents:
 
     def look(self, now: PeriodData) -> None:
         """Let fleet mode judge the spans, at the moments with the longest ones."""
-        rows = moments([*self._empty(now), *self._behind(now), *self._restarted(now)])
+        jobs = {engine.member.labels.get("job") for engine in self._fleet.members}
+        silent = silent_spans({t: row for t, row in now.up.items() if t[0] in jobs}, now.at)
+        rows = moments([*self._empty(now), *silent, *self._behind(now), *self._restarted(now)])
         rows.sort(key=lambda row: -sum(span.to_s - span.from_s for span in row[1]))
         self.left_out = sum(len(spans) for _, spans in rows[MOMENTS_MOST:])
         for judged_s, spans in rows[:MOMENTS_MOST]:
@@ -366,7 +399,16 @@ class FleetIncidents:
     def _judge(self, observed: Observed, spans: Sequence[FleetSpan]) -> None:
         vanished = vanished_causes(observed)
         of_fleet = diagnose(observed, self._config.profile).causes
+        silent = [span for span in spans if span.causes is NEVER]
+        for cause in late_causes(observed) if silent else ():
+            since_s = cause.since_s or 0.0
+            span = min(silent, key=lambda span: abs(span.from_s - since_s))
+            known = _known(span, cause, span.from_s)
+            of_pool = self.outages.setdefault(cause.pool, [])
+            of_pool += [] if known.is_among(of_pool) else [known]
         for span in spans:
+            if span.causes is NEVER:
+                continue
             if span.engine is None:
                 self.outages.setdefault(span.pool, []).extend(
                     _known(span, cause, _last_seen_s(span, observed))

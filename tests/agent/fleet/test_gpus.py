@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from kneewatch.agent.fleet.snapshot import images_of, with_gpus
+from msgspec.structs import replace
+
+from kneewatch.agent.fleet.snapshot import images_of, readings_of, with_gpus
 from kneewatch.collector.prometheus.responses import Sample
+from kneewatch.diagnose.ranking import ranked
 from tests.diagnose.fleet.example_fleets import pod, shaped
+from tests.diagnose.situations import CONCLUSIVE
 
 
 def gpu(value: float, **labels: str) -> Sample:
@@ -45,6 +49,26 @@ def test_an_xid_is_that_of_its_gpu_and_not_of_another_pod() -> None:
         ("GPU 1 of n", 48, 0.0, False),
     ]
     assert (figures[of_a]["xid"], faulty[of_b]) == (79.0, ())
+
+
+def test_the_clock_is_compared_with_its_own_where_no_other_replica_shows_what_is_usual() -> None:
+    a, b = ({"namespace": "prod", "pod": name} for name in "ab")
+    answers = {
+        "sm_clock_mhz": (gpu(900.0, **a), gpu(1980.0, **b)),
+        "usual_clock_mhz": (gpu(1980.0, **a), gpu(1980.0, **b)),
+        "gpus": (gpu(1.0, **a), gpu(1.0, **b)),
+    }
+    alone = shaped([pod("a", node="n"), pod("b", node="n", model_name="other")])
+    of_a, of_b = readings_of(*with_gpus(alone, answers)).values()
+    slow = replace(CONCLUSIVE["slow_steps"].but(running_avg=8.0), gpus=of_a.states)
+    (cause,) = ranked(list(slow.causes().values()))
+    assert (cause.id, cause.explains) == ("gpu_throttled", ("slow_steps",))
+    assert cause.summary.startswith("GPU of n is throttled to 45% of its clock")
+    as_usual = replace(slow, gpus=of_b.states)
+    assert "gpu_throttled" not in as_usual.causes()
+    assert "gpu_throttled" not in slow.but(running_avg=0.0).causes(), "an idle GPU's clock falls"
+    beside = readings_of(*with_gpus(shaped([pod("a", node="n"), pod("b", node="n")]), answers))
+    assert [reading.states for reading in beside.values()] == [(), ()]
 
 
 def test_nodes_of_one_name_in_two_clusters_too() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kneewatch.diagnose.account_signals import DRAINS
 from kneewatch.diagnose.catalogue.gpu_specs import gpu
 from kneewatch.diagnose.catalogue.models import model
 from kneewatch.diagnose.deployment.deployment import Stated
@@ -114,6 +115,13 @@ def test_a_long_backlog_names_what_would_drain_it_sooner() -> None:
         "18,400 requests wait on 8 replicas: drained in about 22 min, or in 5 min with 12"
         in lever.summary
     )
+
+
+def test_a_backlog_that_an_ended_fault_left_is_no_lack_of_replicas() -> None:
+    alone = overloaded(700.0, -0.4)[:1]
+    assert sized(peak(26.0), *alone)[1].needed == 2
+    diagnosis, size = sized(peak(26.0), *[(labels, {**row, DRAINS: 1.0}) for labels, row in alone])
+    assert (size.needed, list(diagnosis.advice)) == (1, [])
 
 
 def test_one_hot_replica_is_no_reason_for_more() -> None:

@@ -6,9 +6,18 @@ import json
 
 import pytest
 
+from kneewatch.agent.fleet.presence import DEFAULT_PATIENCE_S
 from tests.agent.running import Main
 from tests.collector.oracle import LOOPBACK, running
-from tests.living_faults import Site, bad_release, crash_loop, failing
+from tests.living_faults import (
+    FROM_S,
+    Site,
+    bad_release,
+    crash_loop,
+    failing,
+    hung_idle,
+    never_answers,
+)
 from tests.living_fleet import FAULTS, FAULTS_S, MIN_S, LivingFleet, with_faults
 from tests.programs import require
 
@@ -19,6 +28,8 @@ BESIDE = {
     "loop": ("engine_restarted", crash_loop),
     "release": ("engine_restarted", bad_release),
     "errors": ("requests_failing", failing),
+    "hidden": ("engine_stalled", hung_idle),
+    "never": ("target_down", never_answers),
 }
 
 
@@ -46,7 +57,7 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
     late = next(row for row in report["incidents"] if row["cause"] == "admission_limit")
     assert (len(late["replicas"]), late["replicas_present"]) == (4, 4)
     present = {tier["model"]: tier["engines_present"] for tier in report["tiers"]}
-    few = {"m-big": 3, "m-errors": 3}
+    few = {"m-big": 3, "m-errors": 3, "m-never": 3}
     assert present == {**{f"m-{name}": 4 for name in faults}, **few}
     peaks = {
         row["tier"].removeprefix("m-").split(" ")[0]: row["peak_requests_per_s"]
@@ -62,5 +73,7 @@ def test_the_report_names_the_planted_faults_and_no_rollout(main: Main) -> None:
         for row in report["incidents"]
         if row["cause"] == "target_down"
     }
+    never_s = down.pop("never/m-never")
+    assert never_s == pytest.approx(FROM_S - DEFAULT_PATIENCE_S - FAULTS_S[0], abs=NEAR_S)
     assert down.keys() == {fleet.pools[0].pods[0].name, "lost/m-lost"}
     assert all(abs(late_s) <= NEAR_S for late_s in down.values()), down

@@ -16,6 +16,7 @@ from kneewatch.agent.report.prometheus.queries import (
     ERRORS,
     GENERATED_TOKENS,
     LATE,
+    OPEN,
     PREEMPTED,
     Rows,
     Steps,
@@ -27,6 +28,8 @@ from kneewatch.agent.report.prometheus.queries import (
 from kneewatch.agent.report.prometheus.suspect_spans import (
     DOWN,
     FAILING,
+    HIDDEN,
+    NEVER,
     PREEMPTING,
     QUEUED,
     STALLED,
@@ -36,6 +39,7 @@ from kneewatch.agent.report.prometheus.suspect_spans import (
     empty_spans,
     moments,
     restart_spans,
+    silent_spans,
     slow_spans,
     suspect_spans,
     worst_spans,
@@ -211,12 +215,17 @@ def scraped(up: Floats) -> TargetScrapes:
     [
         ({PREEMPTED: row(0, 0, 9, 0, 9, 0)}, None, PREEMPTING, 2, 5),
         ({RUNNING: row(*[4.0] * 6), GENERATED_TOKENS: row(9, 0, 0, 0, 9, 9)}, None, STALLED, 1, 4),
+        (
+            {RUNNING: row(4, 4, 0, 0, 0, 4), GENERATED_TOKENS: row(9, 9, 0, 0, 0, 9),
+             OPEN: row(44, 44, 41, 46, 52, 44)},
+            None, HIDDEN, 3, 5,
+        ),
         ({RUNNING: row(*[8.0] * 6), WAITING: row(0, 0, 0, 0, 2, 2)}, None, QUEUED, 4, 6),
         ({BEGUN: row(*[100.0] * 6), LATE: row(99, 99, 80, 99, 99, 99)}, None, TOO_LATE, 2, 3),
         ({BEGUN: row(*[100.0] * 6), ERRORS: row(0, 1, 4, 30, 5, 0) / 60}, None, FAILING, 3, 5),
         ({}, row(1, 1, 0.5, 0, 1, 1), DOWN, 2, 4),
     ],
-)
+)  # fmt: skip
 def test_a_sign_of_trouble(
     values: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]],
     up: np.ndarray[tuple[int], np.dtype[np.float64]] | None,
@@ -318,6 +327,21 @@ def test_a_pool_is_empty_where_no_engine_of_it_has_series() -> None:
         FleetSpan("a", None, TO_S + 120, TO_S + 240, False, (TO_S + 240, TO_S + 240)),
         FleetSpan("b", None, TO_S + 240, TO_S + 360, True, (TO_S + 360, TO_S + 360)),
     ]
+
+
+def test_a_target_that_never_answers_is_judged_once_it_should_serve() -> None:
+    at = Steps(TO_S + 60.0, 60.0, 30)
+    nothing, failing = [NAN] * 10, [0.0] * 20
+    up = {
+        ("job", "a"): row(*nothing, *failing),
+        ("job", "b"): row(*nothing, *failing[1:], 0.5),
+        ("job", "c"): row(*nothing, *failing[:5], *nothing, *nothing[:5]),
+        ("job", "d"): row(*[NAN] * 30),
+    }
+    (span,) = silent_spans(up, at)
+    assert (span.pool, span.engine, span.causes, span.goes_on) == ("job a", None, NEVER, True)
+    assert (span.from_s, span.to_s) == (TO_S + 600, TO_S + 1800)
+    assert span.judged_s == (TO_S + 1560, TO_S + 1740)
 
 
 def test_a_replica_is_slow_beside_its_peers_at_the_same_load_for_five_minutes() -> None:
