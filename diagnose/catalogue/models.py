@@ -34,7 +34,13 @@ from kneewatch.diagnose.catalogue.layer_census import (
     kv_heads,
     layer_kinds,
 )
-from kneewatch.diagnose.catalogue.layers import Layers, Recurrent, ngram_table_bytes
+from kneewatch.diagnose.catalogue.layers import (
+    FullAttention,
+    LatentAttention,
+    Layers,
+    Recurrent,
+    ngram_table_bytes,
+)
 from kneewatch.diagnose.catalogue.parameters import (
     AdapterShape,
     Experts,
@@ -142,6 +148,7 @@ class Model(Struct, frozen=True):
     - `own_draft`: the prediction layers that the checkpoint contains.
     - `expert_width`: the inner size of a routed expert.
     - `expert_matrices`: matrices per expert: 3 with a gate, 2 without.
+    - `unfolded_dim`: elements of a head's keys and values where latent attention is off; 0 without.
     - `family`: its `model_type`.
     - `tower`: the vision tower; None without one, and where its shape is unknown.
     - `notes`: assumptions. `is_assumed`: it has the configuration of another release.
@@ -168,6 +175,7 @@ class Model(Struct, frozen=True):
     expert_width: int = 0
     expert_matrices: int = 3
     tower: Tower | None = None
+    unfolded_dim: int = 0
     family: str = ""
     is_assumed: bool = False
 
@@ -535,8 +543,27 @@ def _model(
         else 0,
         expert_matrices=matrices(config),
         tower=tower_of(config) if config.multimodal or vision > 0 else None,
+        unfolded_dim=_unfolded_dim(config),
         family=config.model_type,
     )
+
+
+def _unfolded_dim(config: Config) -> int:
+    if not config.has("kv_lora_rank"):
+        return 0
+    names = ("qk_nope_head_dim", "qk_rope_head_dim")
+    return sum(config.count(name, default=0) for name in names)
+
+
+def without_latents(model: Model) -> Model:
+    """The model as vLLM runs it with VLLM_MLA_DISABLE: keys and values of each head."""
+    size = model.unfolded_dim
+    each = FullAttention(model.attention_heads, size, size)
+    layers = tuple(
+        replace(part, kind=each) if size and isinstance(part.kind, LatentAttention) else part
+        for part in model.layers
+    )
+    return replace(model, layers=layers)
 
 
 def _census(

@@ -534,11 +534,20 @@ def test_variables_in_front_of_the_command_are_kept() -> None:
 
 
 def test_variables_that_matter_or_are_no_longer_read_are_said() -> None:
-    script = "export VLLM_ATTENTION_BACKEND=FLASHINFER\nVLLM_MLA_DISABLE=1 vllm serve Qwen/Qwen3-8B"
+    variables = "export VLLM_ATTENTION_BACKEND=FLASHINFER\nVLLM_PP_LAYER_PARTITION=9,9"
+    script = f"{variables} vllm serve Qwen/Qwen3-8B"
     text = " ".join(size(script, "--gpu", "h100", "--explain").stdout.split())
     assert "vLLM reads no VLLM_ATTENTION_BACKEND any more: use --attention-backend" in text
-    assert "not counted: VLLM_MLA_DISABLE (the KV cache)" in text
+    assert "not counted: VLLM_PP_LAYER_PARTITION (the layers of each stage)" in text
     docker = "docker run -e VLLM_USE_DEEP_GEMM=0 vllm/vllm-openai:v0.20.0 --model Qwen/Qwen3-8B"
     assert (
         "run: VLLM_USE_DEEP_GEMM=0 vllm serve Qwen/Qwen3-8B" in size(docker, "--gpu", "h100").stdout
     )
+
+
+@pytest.mark.parametrize(("value", "elements"), [("0", 512 + 64), ("1", 16 * (192 + 192))])
+def test_without_latent_attention_each_head_has_keys_and_values(value: str, elements: int) -> None:
+    """vLLM's MHA path of DeepSeek pads values to the keys' size."""
+    line = f"VLLM_MLA_DISABLE={value} vllm serve deepseek-ai/DeepSeek-V2-Lite"
+    _, answer = document("--gpu", "h100-sxm", "--max-model-len", "32768", "--launch", line)
+    assert answer["memory"]["kv_bytes_per_token_per_gpu"] == 27 * elements * 2

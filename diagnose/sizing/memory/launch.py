@@ -34,7 +34,13 @@ from kneewatch.diagnose.catalogue.layers import (
     SlidingAttention,
     SlidingStates,
 )
-from kneewatch.diagnose.catalogue.models import UNKNOWN_MODEL, Model, takes_no_media, text_only
+from kneewatch.diagnose.catalogue.models import (
+    UNKNOWN_MODEL,
+    Model,
+    takes_no_media,
+    text_only,
+    without_latents,
+)
 from kneewatch.diagnose.catalogue.quantization import FULL_BITS, Scheme, is_format, scheme, schemes
 from kneewatch.diagnose.deployment.vllm_flags import (
     FLAGS,
@@ -458,6 +464,8 @@ def launch_of(model: Model, gpu: Gpu | None, fields: Mapping[str, Any]) -> Launc
     without_media = takes_no_media(model, fields.get("limit_mm_per_prompt", ()))
     if without_media or fields.get("language_model_only"):
         model = text_only(model)
+    if dict(fields.get("other_flags", ())).get("VLLM_MLA_DISABLE") == "1":
+        model = without_latents(model)
     fixed_bytes = fields.get("kv_cache_memory_bytes")
     if fixed_bytes is not None:
         fields = {**fields, "available_kv_bytes": fixed_bytes}
