@@ -90,6 +90,7 @@ WHOLE = replace(
     hybrid_pool=False,
     enforce_eager=True,
     cudagraph_capture_sizes=(1, 2, 4),
+    max_cudagraph_capture_size=4,
     limit_mm_per_prompt=(("image", 2),),
     cpu_offload_bytes=4.5 * GIB,
     kv_offloading_bytes=16 * GIB,
@@ -101,7 +102,7 @@ WHOLE = replace(
 def test_vllm_takes_every_flag_that_a_size_can_set() -> None:
     line = sized_command(WHOLE)
     assert refused(line) == []
-    assert line.count(" --") == 26
+    assert line.count(" --") == 27
     assert refused(sized_command(replace(WHOLE, prefix_caching=True))) == []
 
 
