@@ -22,7 +22,7 @@ from kneewatch.diagnose.recommend.context import (
     maybe_closed_words,
     rounded_up,
 )
-from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO
+from kneewatch.diagnose.recommend.demand import KV_AIM_RATIO, KV_TARGET_RATIO
 from kneewatch.diagnose.recommend.ledger import PREFIX_ROUTING
 from kneewatch.diagnose.recommend.prediction import (
     After,
@@ -52,8 +52,8 @@ MOST_TIMES = 8.0
 """Largest factor in one change: ITL grows with the batch, so measure it before growing further."""
 
 
-def _times_needed(context: LeverContext) -> float:
-    """KV cache that the load needs at the target usage, divided by the present cache."""
+def _times_needed(context: LeverContext, aim_ratio: float = KV_AIM_RATIO) -> float:
+    """KV cache that the load needs at this mean usage, divided by the present cache."""
     tokens, capacity = context.demand.tokens, context.server.capacity_tokens
     if context.cause == "prefix_churn" or not tokens or not capacity:
         return FEW_TIMES
@@ -61,9 +61,7 @@ def _times_needed(context: LeverContext) -> float:
     # Giant prompts block the queue until they take a smaller share of the cache.
     blocks = context.cause == "kv_pressure" and not context.get("preemption_per_s")
     giant = blocks * GIANT_MARGIN * context.get("prompt_p99_kv_share_ratio") / GIANT_FROM
-    return min(
-        max(tokens / capacity / KV_AIM_RATIO, peak / capacity, giant, LEAST_TIMES), MOST_TIMES
-    )
+    return min(max(tokens / capacity / aim_ratio, peak / capacity, giant, LEAST_TIMES), MOST_TIMES)
 
 
 def kv_blocks(context: LeverContext) -> Advice | None:
@@ -73,7 +71,8 @@ def kv_blocks(context: LeverContext) -> Advice | None:
         return None
     most, fit_check = _most_blocks(context)
     needed = rounded_up(ceil((now - 1) * _times_needed(context)) + 1)
-    blocks = context.steady("kv-blocks", needed)
+    least = ceil((now - 1) * _times_needed(context, KV_TARGET_RATIO)) + 1
+    blocks = context.steady("kv-blocks", needed, least=least)
     blocks = blocks if most is None else min(blocks, most)
     return _unfixed(
         context,
@@ -167,7 +166,8 @@ def kv_memory_bytes(context: LeverContext) -> Advice | None:
     most, now = _available_bytes(context), int(server.kv_memory_bytes)
     needed = min(now * _times_needed(context), inf if most is None else most) / GIB * 4
     quarters = ceil(needed - 1e-3) if most is None else floor(needed)
-    to = context.steady("kv-memory-bytes", quarters * GIB // 4)
+    least = now * _times_needed(context, KV_TARGET_RATIO)
+    to = context.steady("kv-memory-bytes", quarters * GIB // 4, least=min(least, most or inf))
     return _unfixed(
         context,
         "kv-memory-bytes",

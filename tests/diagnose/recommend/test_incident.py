@@ -15,7 +15,9 @@ from kneewatch.diagnose.deployment.deployment import Stated, deployment
 from kneewatch.diagnose.deployment.vllm_flags import parse_command
 from kneewatch.diagnose.recommend.advice import Advice
 from kneewatch.diagnose.recommend.adviser import Adviser
+from kneewatch.diagnose.recommend.context import LeverContext
 from kneewatch.diagnose.recommend.demand import demand
+from kneewatch.diagnose.recommend.levers_kv_cache import kv_blocks
 from kneewatch.diagnose.recommend.past_advice import HeldAdvice
 from kneewatch.rules.facts import Targets
 from tests.diagnose.recommend.scenes import ADVISED, FULL, LLAMA, PAGE, advised, cause, changes
@@ -117,6 +119,20 @@ def test_a_budget_does_not_swing_back() -> None:
         for at, situation in ((0, quick), (100, slow), (200, quick))
     ]
     assert [by_lever["max-num-batched-tokens"] for by_lever in advised_sizes] == [512, 256, 256]
+
+
+@pytest.mark.parametrize(("held", "advised_blocks"), [(18_000, 18_000), (17_000, 20_480)])
+def test_a_size_that_is_no_longer_enough_is_not_held(held: int, advised_blocks: int) -> None:
+    """256,000 tokens need 17,778 blocks at 90%; 20,480 aim at 80%."""
+    page = {**PAGE, "num_gpu_blocks_override": "10001"}
+    facts = replace(FULL, config=page).facts()
+    server = deployment(page)
+    context = LeverContext(
+        "kv_pressure", facts, server, demand(facts.values, server), held={"kv-blocks": held}
+    )
+    advice = kv_blocks(context)
+    assert advice is not None
+    assert [change.after for change in advice.changes] == [advised_blocks]
 
 
 HOSTILE = st.sampled_from(
