@@ -121,8 +121,6 @@ def changed(
     then.
     """
     factors = {name: values.get(key) for name, key in WORK.items()}
-    if factors["drafts"] is not None and values.get("spec_acceptance_ratio") is None:
-        factors["drafts"] = 1.0  # nothing is drafted
     demand, speed = values.get(account.DEMAND), values.get(account.SPEED)
     if demand is None and speed is None:
         return None

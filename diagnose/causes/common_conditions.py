@@ -83,7 +83,6 @@ is critical, whatever its cause. Without a target or a baseline, nothing is know
 QUEUED = QUEUE >= (QUEUED_SHARE * RUNNING).at_least(QUEUED_MIN)
 """A queue that is longer than what the next step admits."""
 
-
 WAIT_S, SLOPE_PER_S = Live("expected_wait_s"), Live("waiting_slope_per_s")
 GROWING = Check(
     "queue_grows",

@@ -57,13 +57,13 @@ HURTS = (
     | (
         ~TTFT_TARGET_S.known
         & (WAIT_S >= 0.2 * Live("e2e_mean_s").otherwise(0.0))
-        & (TTFT_P99_S.otherwise(0.0).at_least(WAIT_S) >= 1.0)
+        & ((WAIT_S >= 1.0) | ((TTFT_P99_S >= 1.0) & (QUEUE >= 10.0)).assume(unknown=False))
         & (WAIT_S >= USUAL_TTFT_S.otherwise(3.0))
     )
     | ~WAIT_S.known
 )
 """The queue's wait is long: against the TTFT target or, without one, against a request's duration
-and against the TTFT P99 of quiet times, where some first tokens take a second.
+and the TTFT P99 of quiet times; below a second, where first tokens take one and ten queue, not few.
 
 While the usual one is unknown, less than 3 s harms nobody for sure.
 
@@ -353,7 +353,6 @@ BATCH_LIMIT_BINDS = (PINNED & KV_HAS_ROOM & STEPS_ARE_FAST).assume(unknown=False
 
 If one of these was not measured, the cause is queue_saturation instead.
 """
-
 
 _UNSERVED, _KV_HAS_ROOM = UNSERVED.python(), KV_HAS_ROOM.python()
 

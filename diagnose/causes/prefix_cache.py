@@ -179,7 +179,6 @@ def _other_tier(facts: Facts) -> str:
 ANOTHER_TIER = term(SAVED, None, -0.6, _other_tier, when=SAVED - HIT_RATIO >= 0.1)
 """Compares ratios of the whole window; its newest part alone may have a lower hit ratio."""
 
-
 WHOLE_HITS, MISSES = Live("prefill_hit_share"), Live("prefill_miss_share")
 """Shares of requests that computed almost nothing, or almost all, of a median prompt."""
 
@@ -189,7 +188,6 @@ NEAR_EVICTION_S = 0.4 * IDLE_S
 
 vLLM reports no gap for blocks that were evicted before their reuse.
 """
-
 
 HIT_SPREAD_SIGMAS = Live(HIT_SPREAD)
 ALL_HIT_ALIKE = (HIT_SPREAD_SIGMAS <= -2.3).assume(unknown=False)

@@ -85,8 +85,6 @@ NO_CROWD = (
 """More requests delay first tokens only by a queue for capacity, or by slower steps; longer prompts
 without either hardly by more than they grew."""
 
-LOAD_IS_NO_REASON = SAME_LOAD | NO_CROWD
-
 PAUSED_FROM = 0.02
 STREAMS_PAUSE = (STALL_SHARE >= (FAR * USUAL_STALL_SHARE).at_least(PAUSED_FROM)) & (
     (BaselineValue("itl_p99_s") < 0.25) | (Live("itl_p99_drift_ratio") >= 1.5)
@@ -95,8 +93,11 @@ STREAMS_PAUSE = (STALL_SHARE >= (FAR * USUAL_STALL_SHARE).at_least(PAUSED_FROM))
 usual tail of long gaps. The share is a lower bound, at least 40% of what is lost to pauses of a
 second."""
 
-FEWER_A_STEP = ((Live(STREAM) <= 1 / FAR) & (Live(DRAFTS) <= 0.75)).assume(unknown=False)
-"""A stream gets half of its usual tokens/s or fewer, because steps yield fewer accepted tokens."""
+NONE_DRAFTED = (Live("spec_draft_tokens_per_s") <= 0.0).assume(unknown=True)
+FEWER_A_STEP = (
+    (Live(STREAM) <= 0.75) & (Live(DRAFTS) <= 0.75) & ((Live(STREAM) <= 1 / FAR) | NONE_DRAFTED)
+).assume(unknown=False)
+"""Streams get half of their usual tokens/s, or 3/4 if none is drafted, as steps yield fewer."""
 
 BATCH_GREW = BATCH >= FAR * BaselineValue("running_avg")
 TOKENS_LATE = (ITL_DRIFT >= FAR) & ((Live(SPEED) <= LEARNED_FROM) | BATCH_GREW) | FEWER_A_STEP
@@ -115,7 +116,6 @@ PAUSES = STREAMS_PAUSE & (
 PAUSES_HELD = Check("pauses", PAUSES.assume(unknown=False), Number(75.0))
 """Pauses that come back: a single one leaves the window sooner."""
 
-
 NOTICED_S = 0.1
 NOTICED = (
     (Live("ttft_mean_s") - USUAL_TTFT_MEAN_S >= NOTICED_S) | (UNMOVED * Live(DEMAND) >= 1.0)
@@ -126,8 +126,8 @@ a first token then takes tens of milliseconds more."""
 
 def _far_off(late: Condition) -> Condition:
     # No load explains that steps yield half of their tokens.
-    tokens = TOKENS_LATE & TOKENS_ALONE | FEWER_A_STEP & (Live(DRAFTS) <= 1 / FAR)
-    return (late & LOAD_IS_NO_REASON & NOTICED | tokens).assume(unknown=False)
+    tokens = TOKENS_LATE & TOKENS_ALONE | FEWER_A_STEP & ((Live(DRAFTS) <= 1 / FAR) | NONE_DRAFTED)
+    return (late & (SAME_LOAD | NO_CROWD) & NOTICED | tokens).assume(unknown=False)
 
 
 LATE_FOR_LONG = ((Live("ttft_mean_s") >= FAR_OFF_S) & FIRST_TOKENS_LATE).assume(unknown=False)
@@ -202,7 +202,7 @@ UNEXPLAINED_LATENCY = cause(
             ),
             term(
                 Live(STREAM),
-                1 / FAR,
+                0.75,
                 1.2,
                 "a stream gets x{value:.2f} of its usual tokens/s, and a step yields "
                 "x{drafts_moved_ratio:.2f} of its usual tokens: fewer draft tokens are "
@@ -242,8 +242,8 @@ UNEXPLAINED_LATENCY = cause(
             ),
             (
                 FEWER_A_STEP,
-                "Streams get x{stream_moved_ratio:.2f} of their usual tokens/s at an equal "
-                "load, because steps yield fewer tokens, and no cause is found.",
+                "Streams get x{stream_moved_ratio:.2f} of their usual tokens/s, because steps "
+                "yield fewer tokens, and no cause is found.",
             ),
         ),
         say="Tokens take {itl_mean_drift_ratio:.1f}x as long as usual, longer than the "
@@ -300,7 +300,6 @@ UNEXPLAINED_LATENCY = cause(
     ),
 )
 
-
 LEAVES_S = 40.0
 """So long after the window, the scrapes that bound it and the account's samples are gone, too."""
 
@@ -312,11 +311,9 @@ _ARE_LATE = tuple(
     late.assume(unknown=False).python()
     for late in (STREAMS_PAUSE, ITL_DRIFT >= FAR, TTFT_DRIFT >= FAR)
 )
-"""Whether each of these latencies is far off its usual value."""
 
 STAYS = 0.9
 """Latency stays if each of these has at least this share of its value at a cause's end."""
-
 
 LATE = frozenset({TTFT, ITL})
 _latency_is_far = ((TTFT_DRIFT >= FAR) | (ITL_DRIFT >= FAR)).assume(unknown=False).python()
@@ -341,7 +338,11 @@ class Explained:
         others = [each for each in concluded if each.id != UNEXPLAINED_LATENCY.id]
         if any(self._explains(each, facts) for each in others) or not _latency_is_far(facts):
             return ()
-        return [each for each, (_, then) in self._last.items() if self._stays(then)]
+        return [
+            each
+            for each, (_, then) in self._last.items()
+            if all(now >= STAYS * left for now, left in zip(self._now, then, strict=False))
+        ]
 
     def without(self, causes: Sequence[Cause], facts: Facts) -> list[Cause]:
         """The causes of the scrape of `lasting`, without unexplained latency if another one
@@ -371,10 +372,6 @@ class Explained:
             for is_late, now, left in zip(_ARE_LATE, self._now, then, strict=False)
         )
         return stays or over_s > facts.window_s + LEAVES_S
-
-    def _stays(self, then: tuple[float, ...]) -> bool:
-        """Whether no latency has become less since then."""
-        return all(each >= STAYS * left for each, left in zip(self._now, then, strict=False))
 
     def _explains(self, cause: Cause, facts: Facts) -> bool:
         """Whether it explains late tokens or first tokens."""

@@ -94,6 +94,7 @@ USUAL_EVERY_S = 30.0
 The baselines of latency, which they explain, are learned with them."""
 
 USUAL_SAMPLES_MIN = SLOW_SAMPLES = 3
+SLOW_PREFILLS = 4
 
 AGED_FROM = 0.5
 """The growing contexts of requests that all began a minute ago or earlier explain such a speed."""
@@ -153,6 +154,7 @@ class Account:
         self._steps = Pace(first_samples=FIRST_SAMPLES, noise=STEP_NOISE, creeps=True)
         self._prefills = Pace(first_samples=FIRST_PREFILLS, noise=PREFILL_NOISE)
         self._prefills_s = -inf
+        self._slow_prefills: deque[tuple[float, float, float]] = deque(maxlen=2 * SLOW_PREFILLS)
         self._slow: Speed | None = None
         self._began_s = inf
         self._usual = {key: Samples() for key in (DEMAND, STREAM, *WORK_FACTORS)}
@@ -264,7 +266,8 @@ class Account:
         prefill, sample = self._prefill_speed(total, now_s, gap_s)
         speed = self._held(self._ratios(), aged=now_s - self._began_s > SILENT_S)
         if speed is not None and speed.ratio >= CHANGED_FROM:
-            if self._is_full(now_s):
+            covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
+            if covered_s >= KEPT_S - HALF_MS_S and all(each.limits for each in self._recent):
                 self._steps.forget()  # what was learned was not this engine's best
             speed = None
         doubtful = any(each is not None and each.ratio < LEARNED_FROM for each in (speed, prefill))
@@ -375,11 +378,6 @@ class Account:
         """Whether each recent sample is slow: a single one may mix two loads."""
         return len(self._recent) >= SLOW_SAMPLES and all(each.is_slow for each in self._recent)
 
-    def _is_full(self, now_s: float) -> bool:
-        """Whether the recent samples cover their time, and all of them were judged."""
-        covered_s = now_s - self._recent[0].t_s + self._recent[0].work.seconds
-        return covered_s >= KEPT_S - HALF_MS_S and all(each.limits for each in self._recent)
-
     def _prefill_speed(
         self, total: Work, now_s: float, gap_s: float | None
     ) -> tuple[Speed | None, tuple[DecodeStep, float, float] | None]:
@@ -399,7 +397,8 @@ class Account:
             most, least = limits.most_s / alone_s, limits.least_s / took_s
             if is_due:
                 self._prefills.follow(most)
-            speed = self._prefills.speed(least, most) if total.prefilled else None
+            if total.prefilled:
+                speed = self._of_prefills(least, most, now_s, total.seconds)
             may_learn = self._prefills.may_learn(alone_s, limits)
         if not (may_learn and is_due):
             return speed, None
@@ -412,6 +411,23 @@ class Account:
             MARGIN * max(own_s, FEWEST_SHARE * mean_s) / tokens,
             least_s / tokens,
         )
+
+    def _of_prefills(self, least: float, most: float, now_s: float, every_s: float) -> Speed | None:
+        """The speed of prefills with these limits; after several slow ones in a row at most that
+        of their mean: times vary, but not to one side only."""
+        slow, speed = self._slow_prefills, self._prefills.speed(least, most)
+        if most >= LEARNED_FROM:
+            slow.clear()
+        elif not slow or now_s - slow[-1][0] >= every_s:
+            slow.append((now_s, least or most / 2, most))
+        if len(slow) >= SLOW_PREFILLS:
+            _, low, high = (sum(column) / len(slow) for column in zip(*slow, strict=True))
+            mean = Speed(sqrt(low * high), (high - low) / 2, self._prefills.samples)
+            if least > mean.ratio:
+                slow.clear()  # faster than that: it is over, or ends
+            elif speed is None or mean.ratio < speed.ratio:
+                return mean
+        return speed
 
     def _share_alone(self, total: Work) -> float:
         """Share of its time that a prefill would take if as few prompt tokens were computed as
@@ -562,13 +578,11 @@ def _kept_apart(moved: Signals, speed: Speed | None) -> Collection[str]:
 def beyond_chance(ratio: float, requests: float) -> float:
     """The ratio of two rates, or of two mean lengths, as far as chance does not explain it in so
     many requests: 1 up to `CHANCE` standard deviations, unchanged from twice as many on.
-
-    The lengths of requests are taken to vary as those of an exponential distribution.
     """
     if ratio <= 0.0:
         return ratio
     moved = log(ratio)
-    deviations = abs(moved) / log(_chance_ratio(requests))
+    deviations = abs(moved) / log(1.0 + 1.0 / sqrt(max(1.0, requests)))
     return exp(moved * min(1.0, max(0.0, deviations / CHANCE - 1.0)))
 
 
@@ -588,8 +602,3 @@ def _rounded(ratio: float | None, step: float) -> float | None:
 def _error(speed: Speed) -> float:
     """The error of a speed in its steps, with what rounding to them adds."""
     return max(_rounded(speed.error, 0.05) or 0.0, round(min(HALF_STEP, speed.ratio / 2), 2))
-
-
-def _chance_ratio(requests: float) -> float:
-    """One standard deviation of a rate or a mean length of so many requests, as a ratio."""
-    return 1.0 + 1.0 / sqrt(max(1.0, requests))

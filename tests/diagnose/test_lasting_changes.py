@@ -28,10 +28,11 @@ SETTLED_S = 180.0
 
 
 class SlowSteps(Struct, frozen=True):
-    """Steps that all take so many times as long."""
+    """Steps that all take so many times as long; only their prompts, if `prompts_only`."""
 
     usual: Steps
     times: float
+    prompts_only: bool = False
 
     @property
     def request_s(self) -> float:
@@ -42,7 +43,11 @@ class SlowSteps(Struct, frozen=True):
         return self.usual.load_adapter_s
 
     def step_s(self, work: Work) -> float:
-        return self.times * self.usual.step_s(work)
+        step_s = self.usual.step_s(work)
+        if self.prompts_only:
+            decodes = replace(work, prompt_tokens=0.0, pairs=0.0)
+            return step_s + (self.times - 1.0) * (step_s - self.usual.step_s(decodes))
+        return self.times * step_s
 
     def worked(self, work: Work, steps: int, step_s: float) -> None:
         self.usual.worked(work, steps, step_s)
@@ -51,8 +56,10 @@ class SlowSteps(Struct, frozen=True):
 class Watched:
     """An engine of 7 requests/s at most, and what is said of it. `rate_per_s`: of an open loop."""
 
-    def __init__(self, rate_per_s: float, kind_name: str = "chat") -> None:
+    def __init__(self, rate_per_s: float, kind_name: str = "chat", drafts: int = 3) -> None:
         self._setting = setting_of(dict(KINDS)[kind_name], "32B on H200")
+        if self._setting.launch.num_speculative_tokens:
+            self._setting.launch.num_speculative_tokens = drafts
         self._server = Server(self._setting, Random(1))
         self.rate_per_s, self.t_s = rate_per_s, 0.0
         self.stream = TargetStream("sim", Profile(), Limits())
@@ -62,9 +69,9 @@ class Watched:
         )
         self._pages = QuickPages(self._engine, form=self._setting.form)
 
-    def slow(self, times: float) -> None:
-        """Let each step take so many times as long as at first."""
-        self._engine.use(SlowSteps(self._server.steps, times))
+    def slow(self, times: float, *, prompts_only: bool = False) -> None:
+        """Let each step, or its prompts only, take so many times as long as at first."""
+        self._engine.use(SlowSteps(self._server.steps, times, prompts_only))
 
     def stop_drafts(self, times: float) -> None:
         """Draft no tokens; steps take so many times as long as those without drafts."""
@@ -198,9 +205,23 @@ def test_a_slow_engine_that_becomes_slower_is_told_as_much_slower(rate_per_s: fl
         assert all(each is not None and 0.9 <= each * times <= 1.1 for each in said)
 
 
-@pytest.mark.parametrize(("load", "times"), [(1.0, 1.0), (4.0, 1.0), (4.0, 1.8)])
-def test_lost_drafts_are_told_at_any_load(load: float, times: float) -> None:
-    engine = Watched(0.5, "speculation")
+@pytest.mark.parametrize(("kind", "rate_per_s"), [("chat", 0.3), ("documents", 0.3)])
+def test_prefills_that_stay_slow_are_told_and_never_learned(kind: str, rate_per_s: float) -> None:
+    engine = Watched(rate_per_s, kind)
+    list(engine.after(2700.0))
+    engine.slow(2.0, prompts_only=True)
+    said = names(engine.after(HOUR_S))
+    assert sum("slow_steps" in each for each in said) >= 0.9 * len(said)
+    engine.slow(1.0)
+    assert all("slow_steps" not in each for each in names(engine.after(900.0)))
+
+
+@pytest.mark.parametrize(
+    ("drafts", "load", "times"),
+    [(3, 1.0, 1.0), (3, 4.0, 1.0), (3, 4.0, 1.8), (1, 1.0, 1.0), (1, 4.0, 1.0)],
+)
+def test_lost_drafts_are_told_at_any_load(drafts: int, load: float, times: float) -> None:
+    engine = Watched(0.5, "speculation", drafts)
     list(engine.after(2700.0))
     engine.rate_per_s *= load
     assert not set().union(*names(engine.after(1200.0)))
