@@ -113,10 +113,12 @@ RARE_TAIL = 0.025
 
 Z = NormalDist().inv_cdf(1 - RARE_TAIL)
 Z_99 = NormalDist().inv_cdf(1 - RARE)
+Latency = Literal["itl", "ttft"]
+
 MEAN_ERROR = 1.15
 """Measured over predicted mean on real servers, and the reverse, at most."""
 
-SPREAD = {"itl": (0.4, 2.5), "ttft": (0.5, 2.2)}
+SPREAD: Mapping[Latency, tuple[float, float]] = {"itl": (0.4, 2.5), "ttft": (0.5, 2.2)}
 """Measured P99 over the computed one in nine of ten windows of the recorded servers, for a server
 that has not shown how much its own varies."""
 
@@ -128,7 +130,6 @@ ALIKE = 0.05
 
 HALVINGS = 24
 
-Latency = Literal["itl", "ttft"]
 BOUNDS_S: Mapping[Latency, Sequence[float]] = {"itl": ITL_BOUNDS_S, "ttft": TTFT_BOUNDS_S}
 FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s", "requests_per_s")
 
@@ -191,7 +192,6 @@ class Steps(Struct, frozen=True):
         return mean_s * max(0.0, 1 - spread + Z_99 * sqrt(spread)) ** 3
 
     def p99_s(self, name: Latency, outside_s: float) -> float:
-        """That of ITL or of TTFT."""
         return self.itl_p99_s() if name == "itl" else self.ttft_p99_s(outside_s)
 
 
@@ -279,8 +279,14 @@ def banded(name: Latency, p99_s: float, low_s: float, high_s: float) -> dict[str
 
 
 def at_most(tails_s: Mapping[str, float]) -> dict[str, float]:
-    """Upper ends of the P99 after a change that lets no step take longer."""
-    return {f"{key.removesuffix('s')}high_s": p99_s for key, p99_s in tails_s.items()}
+    """Upper ends of the P99 after a change that lets no step take longer: as far above the present
+    ones as those of windows without a change lie apart."""
+    bands = [
+        banded(name, p99_s, p99_s, SPREAD[name][1] * p99_s)
+        for name in BOUNDS_S
+        if (p99_s := tails_s.get(f"{name}_p99_s")) is not None
+    ]
+    return {key: value for band in bands for key, value in band.items() if "high" in key}
 
 
 class _Window(Struct, frozen=True):
