@@ -450,18 +450,21 @@ OTHERS: Mapping[str, Situation] = {
         for name, error in (("a little longer", 0.05), (" not within the error", 0.15))
     },
     "slow_steps: not for prefills that are a little slower": CALM.but(prefill_speed_ratio=0.7),
-    "unexplained_latency:fewer accepted drafts": CALM.but(
-        stream_moved_ratio=0.4,
-        drafts_moved_ratio=0.5,
-        demand_moved_ratio=1.0,
-        computed_moved_ratio=1.0,
-    ).lasting(far_off=90.0),
-    "unexplained_latency:fewer accepted drafts of more requests": CALM.but(
-        stream_moved_ratio=0.3,
-        drafts_moved_ratio=0.4,
-        demand_moved_ratio=4.0,
-        computed_moved_ratio=1.0,
-    ).lasting(far_off=90.0),
+    **{
+        f"unexplained_latency:{name}": CALM.but(
+            stream_moved_ratio=stream, drafts_moved_ratio=drafts, demand_moved_ratio=requests,
+            computed_moved_ratio=1.0, spec_draft_tokens_per_s=drafted,
+        ).lasting(far_off=90.0)
+        for name, stream, drafts, requests, drafted in (
+            ("fewer accepted drafts", 0.4, 0.5, 1.0, 10.0),
+            (" not slightly fewer accepted drafts", 0.6, 0.7, 1.0, 10.0),
+            ("fewer accepted drafts of more requests", 0.3, 0.4, 4.0, 10.0),
+            (" not slightly fewer accepted drafts of more requests", 0.3, 0.7, 4.0, 10.0),
+            ("no drafts", 0.7, 0.7, 1.0, 0.0),
+            (" not for drafts of few tokens", 0.8, 0.7, 1.0, 0.0),
+            (" not for streams alone", 0.7, 0.8, 1.0, 0.0),
+        )
+    },
     "slow_steps:within the target": replace(SLOW_STEPS, targets=Targets(itl_p99_s=0.2)),
     "slow_steps:idle GPU": SLOW_STEPS.but(**HOST),
     "spec_acceptance_drift:first week": SPEC_DRIFT.but(spec_accepted_usual_tokens=None),

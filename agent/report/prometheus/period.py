@@ -417,7 +417,6 @@ class PeriodReader:
         return by_name
 
     def _of_processes(self, rows: Rows, names: Sequence[str]) -> Rows:
-        """The rows of processes, by engine."""
         members = (engine.member for engine in self._fleet.members)
         by_engine = ((m.key, rows.get(process_key(m.labels, names))) for m in members)
         return {key: row for key, row in by_engine if row is not None}
