@@ -29,7 +29,7 @@ _CODED = {
     for record in vars(import_module(module.name)).values()
     if isinstance(record, CauseRecord)
 }
-BY_ID = {cause_id: _CODED.get(cause_id) or cause(cause_id) for cause_id in DECLARED}
+BY_ID = {cause_id: cause(cause_id) for cause_id in DECLARED} | _CODED
 CAUSES = tuple(BY_ID.values())
 
 OF_LATENCY = frozenset(listed(("*of_latency",)))

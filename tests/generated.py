@@ -288,14 +288,16 @@ def index(folder: str) -> str:
     """docs/FOLDER/index.md, whose rows have the titles of the pages that they link to; a page
     without a row gets the last one."""
 
+    pages = {Path(path).stem: text for path, text in reference_pages().items()
+             if f"/{folder}/" in path}  # fmt: skip
+    index = (ROOT / "docs" / folder / "index.md").read_text()
+
     def row(link: re.Match[str]) -> str:
-        first = (ROOT / "docs" / folder / link[2]).read_text().partition("\n")[0]
+        first = pages[Path(link[2]).stem].partition("\n")[0]
         return f"| {link[1]} | {first.partition(': ')[2]} |"
 
-    page = (ROOT / "docs" / folder / "index.md").read_text()
-    names = sorted(path.stem for path in (ROOT / "docs" / folder).glob("*.md"))
-    new = [f"| [{each}]({each}.md) |\n" for each in names if f"({each}.md)" not in page]
-    listed = page.replace(END, "".join(each for each in new if "[index]" not in each) + END)
+    new = [f"| [{each}]({each}.md) |\n" for each in sorted(pages) if f"({each}.md)" not in index]
+    listed = index.replace(END, "".join(new) + END)
     return re.sub(r"(?m)^\| (\[[\w-]+\]\((\S+)\)) \|.*$", row, listed)
 
 

@@ -101,7 +101,24 @@ def reference_pages() -> dict[str, str]:
     """Each cause's and rule's page with its block filled, by its path."""
     blocks = {f"docs/causes/{record.id}.md": cause_block(record) for record in CAUSES}
     blocks |= {f"docs/rules/{rule.id}.md": rule_block(rule) for rule in (*RULES, *SETTING_RULES)}
-    return {path: filled((ROOT / path).read_text(), block) for path, block in blocks.items()}
+    pages: dict[str, str] = {}
+    for path, block in blocks.items():
+        page = ROOT / path
+        lacks_page = page.stem in BY_ID and not page.exists()
+        pages[path] = filled(draft(BY_ID[page.stem]) if lacks_page else page.read_text(), block)
+    return pages
+
+
+def draft(record: CauseRecord) -> str:
+    """The page of a cause that has none: what its record says, for a person to go on from."""
+    say, lever = (
+        sentence(text) if isinstance(text, str) else f"{record.title}."
+        for text in (record.forms[0].say, record.forms[0].lever)
+    )
+    texts = {"Stop-gap now": f"1. {lever}", "Fix": f"- {lever}", "Meaning": say}
+    parts = [f"## {name}\n\n{texts.get(name, 'Not written yet.')}" for name in CAUSE_SECTIONS[:-1]]
+    head = f"# {record.id}: {_lower(record.title)}\n\n{record.title}."
+    return "\n\n".join([head, *parts, f"## {CAUSE_SECTIONS[-1]}\n\n{BEGIN}\n{END}"]) + "\n"
 
 
 def filled(page: str, block: str) -> str:

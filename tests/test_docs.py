@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kneewatch.diagnose.ranking import CAUSES
+from kneewatch.diagnose.ranking import BY_ID, CAUSES
 from kneewatch.rules.library import RULES
 from tests.generated import HEAD
 from tests.house import ROOMS
@@ -17,6 +17,7 @@ from tests.reference_pages import (
     ROOT,
     RULE_SECTIONS,
     SETTING_RULES,
+    draft,
     filled,
     page_problems,
 )
@@ -86,6 +87,13 @@ def test_a_page_with_a_gap_is_noticed() -> None:
         "no such metric: DCGM_FI_DEV_MOOD",
         "no such metric: vllm:num_requests_flying",
     ]
+
+
+def test_a_cause_without_a_page_gets_a_draft_with_all_sections() -> None:
+    page = filled(draft(BY_ID["client_errors"]), "block")
+    assert page.startswith("# client_errors: many calls are refused as wrong\n")
+    assert re.findall(r"(?m)^## (.+)$", page) == list(CAUSE_SECTIONS)
+    assert page_problems(page, CAUSE_SECTIONS) == []
 
 
 def test_only_the_block_is_generated() -> None:

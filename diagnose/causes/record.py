@@ -246,9 +246,10 @@ def cause(
     judge: Callable[[Facts], Cause | None] | None = None,
     unusual: Condition = ALWAYS,
     over: Condition | None = None,
+    **declared: Any,  # noqa: ANN401 - fields of the table
 ) -> CauseRecord:
-    """The record of a cause: its table in causes.toml, and how it is concluded."""
-    table: dict[str, Any] = dict(DECLARED[cause_id])
+    """The record of a cause: how it is concluded, and its table, here or in causes.toml."""
+    table: dict[str, Any] = {**DECLARED.get(cause_id, {}), **declared}
     table |= {key: listed(table[key]) for key in _LISTS if key in table}
     table |= {key: Number(table[key]) for key in ("onset_s", "clear_s") if key in table}
     return CauseRecord(id=cause_id, forms=forms, judge=judge, unusual=unusual, over=over, **table)
@@ -258,7 +259,7 @@ class Examiner:
     """A form, compiled to Python."""
 
     def __init__(self, record: CauseRecord, form: Form) -> None:
-        self._id, self._form = record.id, form
+        self._id, self._form, self._guide = record.id, form, form.guide or record.guide
         self.gate: Holds = form.gate.python()
 
     # The rest is compiled when the gate holds first: most gates never do.
@@ -296,7 +297,7 @@ class Examiner:
             log_odds=self._form.start.value,
             apart=self._apart is not None and self._apart(facts),
             root=self._form.root,
-            guide=self._form.guide,
+            guide=self._guide,
         )
         weigh(self._form.terms, case, facts, words)
         return case.close()

@@ -11,17 +11,20 @@ from msgspec.structs import replace
 
 from kneewatch.diagnose.capacity import DegreeComparison, LearnedKnee
 from kneewatch.diagnose.causes.evidence import Facts, ReplacedProcess
+from kneewatch.diagnose.causes.record import CauseRecord, Term
 from kneewatch.diagnose.deployment.server_state import GpuState, XidSeen
 from kneewatch.diagnose.learned.derived_signals import against_baseline, momentary
 from kneewatch.diagnose.learned.knee import CurveLearner
 from kneewatch.diagnose.lengths import PROMPTS, SHIFTS, Departure, LiveWorkload, StatedPoint
-from kneewatch.diagnose.ranking import conclude
+from kneewatch.diagnose.ranking import EXAMINED, conclude
 from kneewatch.diagnose.sizing.benchmark.operating_point import compared, degrees_of
 from kneewatch.diagnose.verdict import Cause
 from kneewatch.rules.baseline import Baseline
 from kneewatch.rules.cascade import staged
+from kneewatch.rules.conditions import Check, Compare, Number, nodes
 from kneewatch.rules.facts import NO_TARGETS, Moment, Targets
 from kneewatch.rules.library import RULES
+from kneewatch.rules.quantities import Live
 from kneewatch.rules.rule import Finding, Severity
 from tests.diagnose.sweeps import sweep
 
@@ -223,7 +226,24 @@ def on_gpu(
 SAME_WORK = {"work_before_tokens": 8000.0, "work_growth_tokens": 200.0}
 """Tokens of the running requests hours ago, and how many more there are."""
 
-CONCLUSIVE: Mapping[str, Situation] = {
+
+def least(record: CauseRecord) -> Situation:
+    """What concludes a cause of plain comparisons: all signals are far beyond their bounds."""
+    situation = CALM
+    for node in nodes(record.forms[:1]):
+        match node:
+            case Compare(Live(key), sign, Number(bound)):
+                situation = situation.but(**{key: bound / 3 if "<" in sign else 3 * bound})
+            case Term(value=Live(key), threshold=Number(bound), below=below):
+                situation = situation.but(**{key: bound / 3 if below else 3 * bound})
+            case Check(name=name, for_s=Number(seconds)):
+                situation = situation.lasting(**{name: 2 * seconds})
+            case _:
+                pass
+    return situation
+
+
+WRITTEN: Mapping[str, Situation] = {
     "gpu_fault": replace(CALM, gpus=(on_gpu({}, XidSeen(79, NOW_S - 20)),)),
     "gpu_throttled": replace(CALM, gpus=(on_gpu(HOT),)),
     "kv_pressure": replace(
@@ -351,4 +371,7 @@ CONCLUSIVE: Mapping[str, Situation] = {
     "engine_asleep": CALM.but(awake=0.0),
     "engine_restarted": replace(CALM, restarts=(ReplacedProcess(NOW_S - 10),)),
 }
-"""For each cause the least that concludes it."""
+CONCLUSIVE: Mapping[str, Situation] = {
+    record.id: WRITTEN.get(record.id) or least(record) for record in EXAMINED
+}
+"""For each cause the least that concludes it; WRITTEN has those that are no plain comparisons."""
