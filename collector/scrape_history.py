@@ -229,8 +229,7 @@ The columns keep their binding alive, so its id stays valid.
 def _places(
     binding: EngineBinding, metrics: frozenset[str] | None
 ) -> tuple[dict[Column, int], dict[Column, int]]:
-    """The page positions of an engine's counter columns (including histogram parts) and gauge
-    columns."""
+    """The page positions of an engine's counters (including histogram parts) and gauges."""
     counters = {Column(metric, ()): ZERO for metric in binding.zeros}
     gauges: dict[Column, int] = {}
 

@@ -153,8 +153,7 @@ STALLED_LEVER = (
 
 
 def _stalled_lever(facts: Facts) -> str:
-    """What to do first about a stalled engine; if requests are held back, what they may wait
-    for."""
+    """What to do first about a stalled engine, or what held-back requests may wait for."""
     if not facts.get("waiting_deferred"):
         return STALLED_LEVER
     return (
@@ -346,8 +345,7 @@ def how_ended(process: ReplacedProcess) -> str:
 
 
 def is_blind(facts: Facts) -> bool:
-    """Whether the page lacks all metrics of load and cache, and so is as useless as an empty
-    page."""
+    """Whether the page lacks all metrics of load and cache, as an empty page does."""
     return all(signal in facts.missing for signal in SIGHT)
 
 

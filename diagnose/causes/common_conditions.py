@@ -201,8 +201,7 @@ request."""
 
 
 def pool_of(facts: Facts) -> str:
-    """`prefill` or `decode` for a server of a disaggregated (P/D) fleet; empty for other
-    servers."""
+    """`prefill` or `decode` for a server of a disaggregated (P/D) fleet; otherwise empty."""
     if facts.get("kv_external_share_ratio") >= DECODES_FROM:
         return "decode"
     sends_kv = facts.values.get("kv_expired_per_s") is not None

@@ -182,8 +182,7 @@ def _more_work(facts: Facts) -> Cause | None:
 
 
 def drift_text(left: Mapping[str, Departure], rate: float | None) -> str:
-    """What differs from the profile: lengths by side, and the rate compared with the stated
-    peak."""
+    """What differs from the profile: lengths by side, and the rate against the peak."""
     parts: list[str] = []
     for word, longer in (("longer", True), ("shorter", False)):
         sides = [WORDS[side] for side, shift in left.items() if (shift.shift_ratio > 0) == longer]

@@ -86,8 +86,7 @@ class Learned:
         self._slo_forecaster.seats = seats
 
     def endless_outputs(self, values: Values) -> Departure | None:
-        """How many outputs far exceed the stated lengths; None unless many outputs end at their
-        limit."""
+        """How many outputs far exceed the stated lengths; None unless many end at their limit."""
         answers = values.answers
         return None if answers is None else endless(self.workload.points.get(ANSWERS, ()), answers)
 
@@ -133,8 +132,7 @@ class Learned:
         self.launch = state.launch or self.launch
 
     def set_launch(self, config: Mapping[str, str]) -> None:
-        """Set the launch configuration that the server exports; if it changed, the knee is
-        reset."""
+        """Set the launch configuration that the server exports; a change resets the knee."""
         if config == self.launch:
             return
         if config and self.launch and not same_launch(config, self.launch):

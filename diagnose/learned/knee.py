@@ -146,8 +146,7 @@ class CurveLearner:
         self._steps: dict[int, array[float]] = {}
 
     def learn(self, now_s: float, values: Mapping[str, float | None]) -> None:
-        """Add a scrape's window. At most one per window is added, so that no observation counts
-        twice."""
+        """Add a scrape's window, at most one per window: no observation counts twice."""
         if 0 <= now_s - self._last_s < self._window_s:
             return
         point = point_of(now_s, values, self._window_s)
@@ -220,8 +219,7 @@ def _rows(kept: array[float]) -> Iterator[tuple[float, ...]]:
 
 
 def step_of(in_flight: float) -> int:
-    """The index of the step that contains a concurrency; every second step doubles the
-    concurrency."""
+    """The index of the step that contains a concurrency; every second step doubles it."""
     return round(STEPS_PER_DOUBLING * log2(in_flight))
 
 

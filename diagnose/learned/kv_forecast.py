@@ -185,8 +185,7 @@ class KvForecaster:
         return self._no_arrival_s >= self._window_s
 
     def _grown(self, now_s: float) -> Iterator[_Climb]:
-        """Climbs since the last arrival. The same requests are growing, so no climb is due to
-        chance."""
+        """Climbs since the last arrival: the same requests grow, so none is due to chance."""
         for trend in self._demand:
             climb = trend.climb(now_s, 1.0, variance=0.0, overlap=1.0)
             if climb is not None and not climb.is_step and climb.lasts_s <= self._no_arrival_s:
