@@ -175,7 +175,8 @@ def _rank(lever: Lever, least_tokens: int) -> tuple[float, ...]:
 
 def _with_replicas(lever: Lever, question: Question) -> Lever | None:
     """The change with as many replicas as the load takes, at least one more; None if too many."""
-    asked, most = _load(lever.question, lever.memory, lever.speed and lever.speed.loop)
+    loop = None if lever.speed is None else lever.speed.loop
+    asked, most = _load(lever.question, lever.memory, loop)
     if most * _MOST_REPLICAS < asked:
         return None
     replicas = max(ceil(asked / most), question.replicas + 1)

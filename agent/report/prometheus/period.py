@@ -410,10 +410,9 @@ class PeriodReader:
         namespaces = sorted({namespace_of(engine.member.labels) for engine in fleet.members} - {""})
         by_name["deleted"] = self._per_engine(partial(queries.deleted, namespaces), pod_key)
         names = of_process(asking.by)
-        for name, text in (("starts", queries.starts), (queries.OPEN, queries.open_files)):
-            by_name[name] = self._per_engine(
-                partial(text, asking), partial(process_key, names=names)
-            )
+        by_process = partial(process_key, names=names)
+        by_name["starts"] = self._per_engine(partial(queries.starts, asking), by_process)
+        by_name[queries.OPEN] = self._per_engine(partial(queries.open_files, asking), by_process)
         return by_name
 
     def _of_processes(self, rows: Rows, names: Sequence[str]) -> Rows:

@@ -400,11 +400,11 @@ class FleetIncidents:
         vanished = vanished_causes(observed)
         of_fleet = diagnose(observed, self._config.profile).causes
         silent = [span for span in spans if span.causes is NEVER]
-        for cause in late_causes(observed) if silent else ():
-            since_s = cause.since_s or 0.0
+        for late in late_causes(observed) if silent else ():
+            since_s = late.since_s or 0.0
             span = min(silent, key=lambda span: abs(span.from_s - since_s))
-            known = _known(span, cause, span.from_s)
-            of_pool = self.outages.setdefault(cause.pool, [])
+            known = _known(span, late, span.from_s)
+            of_pool = self.outages.setdefault(late.pool, [])
             of_pool += [] if known.is_among(of_pool) else [known]
         for span in spans:
             if span.causes is NEVER:
