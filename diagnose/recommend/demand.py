@@ -235,6 +235,11 @@ class Demand(Struct, frozen=True, kw_only=True):
         return self.callers is not None and not self.is_closed
 
     @property
+    def computed_tokens(self) -> float:
+        """Mean tokens of a prompt that no cache saves; 0 if lengths are unknown."""
+        return (self.input_tokens or 0.0) * (1 - self.saved_ratio)
+
+    @property
     def tokens(self) -> float | None:
         """KV tokens of all requests together; None if unknown."""
         return None if self.held_tokens is None else self.requests * self.held_tokens

@@ -149,8 +149,7 @@ def _token_s(context: LeverContext) -> float | None:
     longest_s, longest_tokens = context.get("prefill_p99_s"), context.get("prompt_tokens_p99")
     if longest_s < SHORTEST_S or not longest_tokens:
         return None
-    mean_s, demand = context.get("prefill_mean_s"), context.demand
-    computed_tokens = (demand.input_tokens or 0.0) * (1 - demand.saved_ratio)
+    mean_s, computed_tokens = context.get("prefill_mean_s"), context.demand.computed_tokens
     rates = [longest_s / longest_tokens]
     rates += [mean_s / computed_tokens] if mean_s and computed_tokens else []
     return min(rates) * end_ratio(context, _longest_tokens(context))

@@ -198,13 +198,12 @@ def predicted(context: LeverContext, change: After) -> dict[str, float]:
 
 def _steps(context: LeverContext, change: After, speed: Latencies) -> Steps:
     demand, launch = context.demand, change.launch or context.server.launch
-    computed_tokens = (demand.input_tokens or 0.0) * (1 - demand.saved_ratio)
     return Steps(
         speed.itl_s,
         speed.prompt_s,
         speed.tokens_per_s / max(1.0, demand.output_tokens or 0.0),
         demand.prompts_vary,
-        max(1, ceil(computed_tokens / launch.batched_tokens)),
+        max(1, ceil(demand.computed_tokens / launch.batched_tokens)),
     )
 
 
@@ -393,7 +392,7 @@ def _by_own_steps(context: LeverContext, change: After) -> Latencies | None:
     if not steps.reaches(places):
         return None
     context_tokens = demand.input_tokens + demand.output_tokens / 2
-    computed_tokens = demand.input_tokens * (1 - demand.saved_ratio)
+    computed_tokens = demand.computed_tokens
     # A machine that has slowed down since its older windows is as slow after the change.
     gap_s, running = token_gap_s(facts.values), context.get("running_avg")
     # Compute both batches from one fit: other windows may be from times when the machine was

@@ -128,7 +128,7 @@ DECODES_LEAST_RATIO = 0.2
 ALIKE = 0.05
 """The least squared coefficient of variation of prompts: a gamma distribution needs one."""
 
-HALVINGS = 24
+HALVINGS, MANY_PROMPTS = 24, 200.0
 
 BOUNDS_S: Mapping[Latency, Sequence[float]] = {"itl": ITL_BOUNDS_S, "ttft": TTFT_BOUNDS_S}
 FIELDS = ("running", "itl_s", "itl_p99_s", "ttft_p99_s", "prefill_s", "outside_s", "requests_per_s")
@@ -170,6 +170,8 @@ class Steps(Struct, frozen=True):
             return self.itl_s
         chunk_s = min(chunk_s, (1 - DECODES_LEAST_RATIO) * self.itl_s / per_step)
         varies = ALIKE if self.chunks > 1 else max(ALIKE, self.varies)
+        if per_step > MANY_PROMPTS:  # their sum is about normal
+            return self.itl_s + Z_99 * chunk_s * sqrt(per_step * (1 + varies))
 
         def is_often_longer(prompts_s: float) -> bool:
             return _longer_ratio(prompts_s / (chunk_s * varies), per_step, varies) > RARE
@@ -219,10 +221,11 @@ def tails(
 ) -> dict[str, float]:
     """P99 of TTFT and ITL with their bands, in seconds.
 
-    Computed from the steps after the change, times the ratio of measured to computed P99 in this
-    server's own windows without preemption (for TTFT: without a queue): it holds what the steps do
-    not, such as the host's pauses. Of them, the windows with the nearest P99 count, as these lie in
-    the same buckets, whose widths are most of what the ratio varies by. If requests queue, the tail
+    The mean times the ratio of P99 to mean in this server's windows at about the batch that will
+    run, without preemption (for TTFT: without a queue). Where these are too few, the P99 computed
+    from the steps after the change, times the ratio of measured to computed P99 in the windows with
+    the nearest batches. Of them, those with the nearest mean or P99 count, as these lie in the same
+    buckets, whose widths are most of what the ratio varies by. If requests queue, the tail
     of TTFT is that of the wait for a seat, which a window's has between its mean and as much above
     it again. Without a known wait, TTFT has no P99.
     """
@@ -274,19 +277,23 @@ def banded(name: Latency, p99_s: float, low_s: float, high_s: float) -> dict[str
     return {
         f"{name}_p99_s": float(f"{p99_s:.3g}"),
         f"{name}_p99_low_s": bounds_s[max(0, bisect_right(bounds_s, low_s) - 1)],
-        f"{name}_p99_high_s": bounds_s[min(len(bounds_s) - 1, bisect_left(bounds_s, high_s))],
+        f"{name}_p99_high_s": _bound_above(name, high_s),
     }
 
 
 def at_most(tails_s: Mapping[str, float]) -> dict[str, float]:
     """Upper ends of the P99 after a change that lets no step take longer: as far above the present
     ones as those of windows without a change lie apart."""
-    bands = [
-        banded(name, p99_s, p99_s, SPREAD[name][1] * p99_s)
+    return {
+        f"{name}_p99_high_s": _bound_above(name, SPREAD[name][1] * p99_s)
         for name in BOUNDS_S
         if (p99_s := tails_s.get(f"{name}_p99_s")) is not None
-    ]
-    return {key: value for band in bands for key, value in band.items() if "high" in key}
+    }
+
+
+def _bound_above(name: Latency, seconds: float) -> float:
+    bounds_s = BOUNDS_S[name]
+    return bounds_s[min(len(bounds_s) - 1, bisect_left(bounds_s, seconds))]
 
 
 class _Window(Struct, frozen=True):

@@ -146,10 +146,12 @@ def levers(answer: Size) -> tuple[Lever, ...]:
     if launch.gpu is None or is_logged:
         return ()
     held = _running(before) * question.engines
-    found = [_lever(change, changed, question) for change, changed in _changes(question, answer)]
+    changed_sizes = [
+        _lever(change, changed, question) for change, changed in _changes(question, answer)
+    ]
     if before.starts and (unchanged := _lever("", question, question)):
-        found.append(_with_replicas(unchanged, question))
-    better = [lever for lever in found if lever is not None and lever.held > held * _GAIN]
+        changed_sizes.append(_with_replicas(unchanged, question))
+    better = [lever for lever in changed_sizes if lever is not None and lever.held > held * _GAIN]
     is_stated = launch.max_model_len is not None or launch.context_tokens is not None
     least_tokens = launch.context if is_stated else 0
 

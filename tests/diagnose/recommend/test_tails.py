@@ -72,6 +72,13 @@ def test_the_p99_of_steps_is_that_of_the_prompts_in_them() -> None:
         assert steps.itl_p99_s() == pytest.approx(itl_s - per_step + p99, rel=0.02, abs=0.02)
 
 
+def test_many_prompts_a_step_take_no_longer_to_compute() -> None:
+    """Their sum is about normal; just below, all their numbers are summed."""
+    few, many = (Steps(1.0, 0.8 / per_s, per_s, 0.5).itl_p99_s() for per_s in (199.0, 201.0))
+    assert many == pytest.approx(few, rel=0.01)
+    assert Steps(1.0, 1e-18, 1e18, 0.5).itl_p99_s() == pytest.approx(1.0)
+
+
 def test_a_target_is_compared_with_the_predicted_p99() -> None:
     pages = [page(load, itl_p99_s=0.2, ttft_p99_s=1.0) for load in (*LOADS, *LOADS)]
     targets = Targets(itl_p99_s=0.15)

@@ -231,8 +231,8 @@ def test_pcie_costs_more_than_nvlink() -> None:
 )
 def test_geforce_cards_share_the_hosts_memory(card: str, gpus: int, gb_per_s: float) -> None:
     """None reads another's memory: 100 GB/s for all, where other cards have their link each."""
-    found = costs_of(SMALL, card, tensor_parallel=gpus)
-    assert found.link_bytes_per_s == gb_per_s * 1e9
+    card_costs = costs_of(SMALL, card, tensor_parallel=gpus)
+    assert card_costs.link_bytes_per_s == gb_per_s * 1e9
 
 
 def test_eight_geforce_cards_prefill_as_measured() -> None:
